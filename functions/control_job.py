@@ -1,0 +1,38 @@
+"""SQS control -> the job does what its user wants, or the sender is told why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from holdfast.application.record import record
+from holdfast.domain.errors import Rejected
+from holdfast.domain.events import CancelRequested
+from holdfast.messages.control_request import control_identity, read_control
+from holdfast.messages.result_message import refusal_id, refusal_message
+from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.wiring import supervisor
+
+processor = BatchProcessor(event_type=EventType.SQS)
+
+
+def take(message: Any) -> None:
+    try:
+        control = read_control(message.body)
+        event = CancelRequested(
+            at=supervisor().clock(), request=control_identity(control), cause=control.requested_by or ""
+        )
+        job = record(event, control.job, supervisor())
+    except Rejected as refusal:
+        logger.info("control refused", code=refusal.code, reason=refusal.reason)
+        supervisor().outbox.result(refusal_id(message.body), "refused", refusal_message(refusal, message.body))
+        return
+    logger.info("control taken", job_id=job.id, phase=job.phase, intent=job.intent)
+
+
+@logger.inject_lambda_context(clear_state=True)
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: LambdaContext) -> Any:
+    return process_partial_response(event=event, record_handler=take, processor=processor, context=context)

@@ -1,0 +1,33 @@
+"""SQS node reports -> what a member node told of itself is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from holdfast.application.node_reports import NodeReports
+from holdfast.domain.errors import Rejected
+from holdfast.messages.node_report import read_report
+from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.wiring import supervisor
+
+processor = BatchProcessor(event_type=EventType.SQS)
+
+
+def take(record: Any) -> None:
+    try:
+        report, _ = read_report(record.raw_event)
+        NodeReports(supervisor()).take(report)
+    except Rejected as refusal:
+        # Nobody waits for an answer, and the message would be no better the next time.
+        logger.warning("report refused", code=refusal.code, reason=refusal.reason)
+        return
+    logger.info("report", job_id=report.job, attempt=report.attempt, instance_id=report.instance, kind=report.kind)
+
+
+@logger.inject_lambda_context(clear_state=True)
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: LambdaContext) -> Any:
+    return process_partial_response(event=event, record_handler=take, processor=processor, context=context)

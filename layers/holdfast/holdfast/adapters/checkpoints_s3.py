@@ -1,0 +1,81 @@
+"""Keeps ports.Checkpoints on S3: the head of a job is the fence between its attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from holdfast.adapters.aws_errors import NO_SUCH_KEY, OBJECT_CONFLICT, PRECONDITION, code_of
+from holdfast.domain.errors import IllegalTransition, Unavailable
+from holdfast.domain.job import Job
+from job_contract.checkpoint_layout import Damaged, Head, head_key, open_head, parse_save_name, seal
+
+TRIES = 8
+"""A commit of the older attempt may slip in between the read and the write a few times, never for ever."""
+
+
+class S3Checkpoints:
+    def __init__(self, client: Any, *, bucket: str) -> None:
+        self.client, self.bucket = client, bucket
+
+    def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
+        key = head_key(prefix)
+        for _ in range(TRIES):
+            head, etag = self._read(key, job)
+            if head is not None and head.attempt == attempt:
+                return head
+            if head is not None and head.attempt > attempt:
+                raise IllegalTransition(f"head of {job.id} is at attempt {head.attempt}, past {attempt}")
+            taken = _for_attempt(head, job, attempt)
+            if self._write(key, taken, etag):
+                return taken
+        raise Unavailable(f"head of {job.id} changed {TRIES} times while attempt {attempt} took it over")
+
+    def _read(self, key: str, job: Job) -> tuple[Head | None, str | None]:
+        try:
+            answer = self.client.get_object(Bucket=self.bucket, Key=key)
+        except ClientError as error:
+            if code_of(error) in NO_SUCH_KEY:
+                return None, None
+            raise
+        try:
+            return open_head(answer["Body"].read(), job=job.id), answer["ETag"]
+        except Damaged:
+            # The row remembers the newest save that was reported committed: the head is written anew from it.
+            return None, answer["ETag"]
+
+    def _write(self, key: str, head: Head, etag: str | None) -> bool:
+        condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+        try:
+            self.client.put_object(
+                Bucket=self.bucket, Key=key, Body=seal(head)[0], ContentType="application/json", **condition
+            )
+        except ClientError as error:
+            if code_of(error) in PRECONDITION | OBJECT_CONFLICT | NO_SUCH_KEY:
+                return False
+            raise
+        return True
+
+
+def _for_attempt(head: Head | None, job: Job, attempt: int) -> Head:
+    if head is not None:
+        return Head(
+            job=job.id,
+            attempt=attempt,
+            branch=head.branch,
+            step=head.step,
+            save=head.save,
+            manifest_sha256=head.manifest_sha256,
+            parent=head.parent,
+        )
+    if job.saved is None:
+        return Head(job=job.id, attempt=attempt)
+    return Head(
+        job=job.id,
+        attempt=attempt,
+        step=parse_save_name(job.saved.save).step,
+        save=job.saved.save,
+        manifest_sha256=job.saved.manifest_sha256,
+        parent=job.saved.parent,
+    )

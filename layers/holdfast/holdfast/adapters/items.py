@@ -1,0 +1,34 @@
+"""Plain data <-> DynamoDB items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from boto3.dynamodb.types import TypeDeserializer, TypeSerializer
+
+_serialize = TypeSerializer().serialize
+_deserialize = TypeDeserializer().deserialize
+
+
+def to_item(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data as an item; fields that are None are left out."""
+    exact = json.loads(json.dumps(data, allow_nan=False), parse_float=Decimal)
+    return {key: _serialize(value) for key, value in exact.items() if value is not None}
+
+
+def from_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item as plain data; whole numbers are int, others float."""
+    return {key: _number(_deserialize(value)) for key, value in item.items()}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    return value

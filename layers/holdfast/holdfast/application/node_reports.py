@@ -1,0 +1,138 @@
+"""What a report of a node means for its job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatchmethod
+
+from holdfast.application.ports import Ports
+from holdfast.application.record import record
+from holdfast.domain import gate
+from holdfast.domain.errors import Rejected
+from holdfast.domain.events import (
+    AllReady,
+    CheckpointSaved,
+    Event,
+    Failed,
+    GateRefused,
+    InterruptionNoticed,
+    OrderHeard,
+    TrainingFinished,
+    TrainingStarted,
+)
+from holdfast.domain.ownership import Node, Ownership, Ready
+from job_contract import reports
+from job_contract.checkpoint_layout import SavePointer
+from job_contract.orders import Action
+
+
+class NodeReports:
+    """Takes the reports of member nodes; a report of anybody else raises Rejected."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+
+    def take(self, report: reports.Report) -> None:
+        """The job and the node's item say what the report said."""
+        node = self.ports.store.node(report.instance)
+        if node is None or node.job != report.job:
+            raise Rejected("not_a_member", f"{report.instance} is not a node of {report.job}")
+        self._take(report, node)
+
+    @singledispatchmethod
+    def _take(self, report: reports.Report, node: Node) -> None:
+        """Kinds that change nothing here (network_checked, unfit) are logged by the door."""
+
+    @_take.register
+    def _(self, report: reports.Ready, node: Node) -> None:
+        facts = Ready(
+            ip=report.ip,
+            port=report.port,
+            instance_type=report.instance_type,
+            zone=report.zone,
+            gpus=report.gpus,
+            efa_devices=report.efa_devices,
+        )
+        if node.state is not Ownership.MEMBER:
+            return
+        if node.ready != facts:
+            # A node repeats itself until it is named: only the first time, or news, is worth a write.
+            self.ports.store.update_node(replace(node, ready=facts))
+        self._start_when_whole(node)
+
+    def _start_when_whole(self, node: Node) -> None:
+        intent = self.ports.store.intent(node.fleet)
+        if intent is None or not intent.instances:
+            return
+        nodes = self.ports.store.nodes(intent.instances)
+        if len(nodes) < intent.nodes or any(member.ready is None for member in nodes):
+            return
+        problem = gate.refusal(nodes)
+        if problem:
+            not_before = self.ports.clock() + gate.GATE_RETRY_S
+            self._record(
+                GateRefused(at=self.ports.clock(), attempt=node.attempt, reason=problem, not_before=not_before),
+                node.job,
+            )
+            return
+        roster = gate.make_roster(node.job, node.attempt, nodes, before=None)
+        self.ports.store.put_roster(roster)
+        self._record(AllReady(at=self.ports.clock(), attempt=node.attempt, roster_id=roster.roster_id), node.job)
+
+    @_take.register
+    def _(self, report: reports.Progress, node: Node) -> None:
+        self.ports.store.update_node(
+            replace(node, step=report.step, loss=report.loss, tokens_per_s=report.tokens_per_s, reported_at=report.at)
+        )
+
+    @_take.register
+    def _(self, report: reports.Started, node: Node) -> None:
+        fell_back = tuple(f"{miss.save} ({miss.file}: {miss.reason})" for miss in report.fell_back)
+        self._record(
+            TrainingStarted(
+                at=report.at, attempt=report.attempt, step=report.step, restored=report.restored, fell_back=fell_back
+            ),
+            report.job,
+        )
+
+    @_take.register
+    def _(self, report: reports.Heard, node: Node) -> None:
+        if report.action == Action.CHECKPOINT_STOP:
+            self._record(OrderHeard(at=report.at, attempt=report.attempt, generation=report.generation), report.job)
+
+    @_take.register
+    def _(self, report: reports.CheckpointSaved, node: Node) -> None:
+        pointer = SavePointer(save=report.save, manifest_sha256=report.manifest_sha256)
+        # The save after the last step is not an answer to an order: the ranks that made it go on to say «finished».
+        final = report.final and report.answers_generation > 0
+        self._record(
+            CheckpointSaved(at=report.at, attempt=report.attempt, pointer=pointer, parent=report.parent, final=final),
+            report.job,
+        )
+
+    @_take.register
+    def _(self, report: reports.Finished, node: Node) -> None:
+        self._record(
+            TrainingFinished(at=report.at, attempt=report.attempt, step=report.step, loss=report.loss), report.job
+        )
+
+    @_take.register
+    def _(self, report: reports.Failed, node: Node) -> None:
+        reason = f"{report.instance}: {report.reason}"[:500]
+        self._record(Failed(at=report.at, attempt=report.attempt, failure=report.failure, reason=reason), report.job)
+
+    @_take.register
+    def _(self, report: reports.NoticeSeen, node: Node) -> None:
+        self._record(
+            InterruptionNoticed(
+                at=report.at,
+                attempt=report.attempt,
+                instance=report.instance,
+                deadline_at=report.deadline_at,
+                cause="metadata",
+            ),
+            report.job,
+        )
+
+    def _record(self, event: Event, job_id: str) -> None:
+        record(event, job_id, self.ports)

@@ -1,0 +1,63 @@
+"""The heart: the only writer of a job's phase."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from holdfast.application.ports import Ports
+from holdfast.domain.errors import Raced, UnknownJob
+from holdfast.domain.events import AttemptStarted, Event
+from holdfast.domain.job import Job
+from holdfast.domain.keys import dedup_key
+from holdfast.domain.obligations import answer_for
+from holdfast.domain.phase import Phase
+from holdfast.domain.transitions import advance
+from job_contract.orders import Wait
+
+RETRY_FOR_S = 10.0
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+
+
+def record(event: Event, job_id: str, ports: Ports) -> Job:
+    """Load -> advance -> one transaction -> do what is owed; returns the job as it stands afterwards.
+
+    A repeated event writes nothing but repeats what is owed, so a redelivery heals a crash. Races and conflicts are
+    retried with full jitter for up to 10 s, because Lambda would retry an asynchronous call only a minute later.
+    Raises UnknownJob, IllegalTransition, or Raced when the time is up.
+    """
+    key = dedup_key(event)
+    give_up_at, pause_s = time.monotonic() + RETRY_FOR_S, FIRST_PAUSE_S
+    while True:
+        job, seen = ports.store.load_for(job_id, key)
+        if job is None:
+            raise UnknownJob(job_id)
+        after = job if seen else advance(job, event)
+        if after is job:
+            break
+        try:
+            ports.store.save(job, after, event, key)
+            break
+        except Raced:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(random.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    settle(after, ports)
+    if isinstance(event, AttemptStarted) and after.attempt == event.attempt and after.phase is Phase.LAUNCHING:
+        ports.workflow.start(job_id, event.attempt)
+    return after
+
+
+def settle(job: Job, ports: Ports) -> None:
+    """Every state of the run machine that waits for what the row already says has been told."""
+    if job.attempt == 0:
+        return
+    answers = {wait: answer for wait in Wait if (answer := answer_for(job, wait, ports.clock())) is not None}
+    if not answers:
+        return
+    for item in ports.store.waits(job.id, answers):
+        if item.attempt == job.attempt:
+            ports.workflow.settle(item.token, answers[item.wait])
+            ports.store.drop_wait(item)

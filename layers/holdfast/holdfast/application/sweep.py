@@ -1,0 +1,101 @@
+"""The level-triggered twin of every event: looks at the real state, and tells the same `record`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.application.ports import Ports
+from holdfast.application.record import record, settle
+from holdfast.application.release import close_attempt, release_fleet
+from holdfast.domain.errors import ExecutionOver
+from holdfast.domain.events import FleetLost
+from holdfast.domain.job import Job
+from holdfast.domain.ownership import Instance, suspect
+from holdfast.domain.phase import ALIVE
+
+START_GRACE_S = 30
+"""A dispatch may be between its transaction and its StartExecution."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that an event should have told, and what was done about it."""
+
+    what: str
+    who: str
+    done: str
+
+
+class Sweep:
+    """One look at everything that is alive. Any call that fails ends the sweep: it never acts on half a picture."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+
+    def run(self) -> list[Finding]:
+        """Silent jobs are moved on and orphans ended; returns what was found."""
+        findings = [finding for job_id in self.ports.store.alive() for finding in self._job(job_id)]
+        return findings + self._orphans()
+
+    def _job(self, job_id: str) -> Iterable[Finding]:
+        job = self.ports.store.load(job_id)
+        if job is None or not job.attempt_open:
+            return
+        settle(job, self.ports)
+        status = self.ports.workflow.status(job_id, job.attempt)
+        if status is None:
+            yield from self._never_started(job)
+        elif status != "RUNNING":
+            yield self._close(job, f"execution {status.lower()}")
+        elif job.phase in ALIVE:
+            yield from self._members(job)
+
+    def _never_started(self, job: Job) -> Iterable[Finding]:
+        if self.ports.clock() - job.phase_at < START_GRACE_S:
+            return
+        try:
+            self.ports.workflow.start(job.id, job.attempt)
+        except ExecutionOver:
+            yield self._close(job, "execution over")
+            return
+        yield Finding("attempt without an execution", job.id, "started")
+
+    def _close(self, job: Job, why: str) -> Finding:
+        release_fleet(job.id, job.attempt, self.ports)
+        close_attempt(job.id, job.attempt, self.ports, cause=why)
+        return Finding(why, job.id, "fleet released, attempt closed")
+
+    def _members(self, job: Job) -> Iterable[Finding]:
+        intent = self.ports.store.intent(job.fleet) if job.fleet else None
+        if intent is None or not intent.instances or intent.closed_at is None:
+            return
+        seen = {instance.id: instance for instance in self.ports.fleets.described(intent.instances)}
+        gone = [instance for instance in intent.instances if not self._here(seen.get(instance), intent.closed_at)]
+        if not gone:
+            return
+        event = FleetLost(at=self.ports.clock(), attempt=job.attempt, instances=tuple(sorted(gone)), cause="sweep")
+        before = job.version
+        after = record(event, job.id, self.ports)
+        if after.version != before:
+            yield Finding(f"lost {len(gone)} of {intent.nodes} nodes", job.id, f"phase {after.phase}")
+
+    def _here(self, instance: Instance | None, bought_at: float) -> bool:
+        if instance is None:
+            # DescribeInstances may not know a new instance yet: not found is not ended until it had time to appear.
+            return self.ports.clock() - bought_at < START_GRACE_S
+        return instance.live
+
+    def _orphans(self) -> list[Finding]:
+        listed = self.ports.fleets.of_stack()
+        now = self.ports.clock()
+        ended = []
+        for instance in listed:
+            node = self.ports.store.node(instance.id)
+            intent = self.ports.store.intent(instance.fleet) if instance.fleet else None
+            why = suspect(instance, node, intent, now)
+            if why is None or self.ports.store.suspected(instance.id, now) is None:
+                continue
+            self.ports.fleets.terminate([instance.id])
+            ended.append(Finding(f"orphan instance: {why}", instance.id, "terminated"))
+        return ended

@@ -1,0 +1,48 @@
+"""The five ways in which work can fail to be done; AWS codes become one of them in `adapters/aws_errors.py` only."""
+
+from __future__ import annotations
+
+REASON_CHARACTERS = 1_000
+
+
+class Rejected(Exception):
+    """What was sent to us can never be used: the sender gets `code` and `reason`, and nothing is tried again.
+
+    Reasons quote what was sent, so they are cut at REASON_CHARACTERS.
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        reason = reason if len(reason) <= REASON_CHARACTERS else f"{reason[:REASON_CHARACTERS]}..."
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason}"
+
+
+class IllegalTransition(Exception):
+    """An event met a phase that the table of transitions does not pair with it; the fault is ours."""
+
+
+class Raced(Exception):
+    """Another writer was first; load again and retry now."""
+
+
+class CapacityUnavailable(Exception):
+    """AWS has no such machines for us at the moment; try the next candidate, or this one later."""
+
+
+class Unavailable(Exception):
+    """AWS did not do what was asked, through no fault in the request; the same call may work later."""
+
+
+class UnknownJob(Rejected):
+    """The message names a job that was never accepted here."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__("unknown_job", f"there is no job {job_id!r}; `holdfast list` shows those there are")
+
+
+class ExecutionOver(Exception):
+    """The execution of this attempt has ended already; a name is never used again."""

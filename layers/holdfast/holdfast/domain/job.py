@@ -1,0 +1,90 @@
+"""The job's row: everything that decides what happens next, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.domain.phase import ENDED, WAITING, Intent, Phase
+from job_contract.checkpoint_layout import SavePointer, parse_save_name
+from job_contract.orders import ResumeFrom
+
+PRIORITY_STEP_S = 600
+"""One point of priority is worth ten minutes of waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The newest committed save, as the nodes reported it."""
+
+    save: str
+    manifest_sha256: str
+    at: float
+    parent: SavePointer | None = None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Attempt, number within it, step: grows with each save, a rolled-back step included."""
+        name = parse_save_name(self.save)
+        return (name.attempt, name.number, name.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job. Times are seconds since 1970 (UTC). `attempt` is a fence only: it grows by one on every dispatch."""
+
+    id: str
+    team: str
+    name: str
+    priority: int
+    submitted_at: float
+    spec_id: str
+    nodes: int
+    market: str
+    attempts_limit: int
+    run_s: int
+    wait_s: int
+
+    phase: Phase = Phase.QUEUED
+    phase_at: float
+    intent: Intent = Intent.RUN
+    stage: str = "waiting for a place"
+    reason: str = ""
+
+    version: int = 1
+    news: int = 1
+    generation: int = 1
+
+    attempt: int = 0
+    attempt_open: bool = False
+    fleet: str | None = None
+    bought_at: float | None = None
+    roster_id: str | None = None
+    resume_from: ResumeFrom | None = None
+    doomed: tuple[str, ...] = ()
+    deadline_at: float | None = None
+    not_before: float = 0.0
+
+    step: int = 0
+    saved: Saved | None = None
+    failure: str | None = None
+    charged: dict[str, int] = field(default_factory=dict)
+    interruptions: int = 0
+    forced_checkpoints: int = 0
+    fell_back: int = 0
+    node_seconds: float = 0.0
+    ended_at: float | None = None
+
+    @property
+    def dispatchable(self) -> bool:
+        """True when a new attempt may be started, the time apart."""
+        return self.phase in WAITING and not self.attempt_open and self.intent is Intent.RUN
+
+    @property
+    def over(self) -> bool:
+        """True when the job has ended and its last attempt is closed: the result can be told."""
+        return self.phase in ENDED and not self.attempt_open
+
+    @property
+    def rank(self) -> float:
+        """Place in the team's queue, smallest first; static, so waiting alone moves a job forward."""
+        return self.submitted_at - PRIORITY_STEP_S * self.priority

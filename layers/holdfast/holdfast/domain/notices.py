@@ -1,0 +1,26 @@
+"""What a notice from AWS costs and allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.domain.job import Job
+from holdfast.domain.phase import Phase
+
+CHECKPOINT_GRACE_S = 60
+"""After the deadline the nodes that live on may still be uploading their parts."""
+
+ORDERED_STOP_S = 600
+"""What a stop without a deadline of AWS (cancel, pause) may take."""
+
+
+def loses_only_doomed(job: Job, instances: Iterable[str]) -> bool:
+    """True while a save is under way and nobody is gone but those under notice: the others may still commit it."""
+    return job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING) and set(instances) <= set(job.doomed)
+
+
+def checkpoint_wait_s(job: Job, now: float) -> int:
+    """Seconds that the run may wait for the ordered save: to the deadline and the grace after it."""
+    if job.deadline_at is None:
+        return ORDERED_STOP_S
+    return max(1, round(job.deadline_at + CHECKPOINT_GRACE_S - now))

@@ -1,0 +1,97 @@
+"""Who owns an instance: intended -> member -> held -> ending. Every instance has an owner item at every moment.
+
+An orphan is seen in EC2 and then, by a strong read made after the listing, has no owner, no open intent for its
+fleet, is older than the grace, and all that in two sweeps running.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+ORPHAN_GRACE_S = 600
+"""Longer than any call that may still be writing the owner item."""
+
+GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+"""EC2 states from which an instance does not come back to us."""
+
+
+class Ownership(StrEnum):
+    MEMBER = "member"
+    HELD = "held"
+    ENDING = "ending"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What a node told of itself when it checked in."""
+
+    ip: str
+    port: int
+    instance_type: str
+    zone: str
+    gpus: int = 0
+    efa_devices: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """The owner item of one instance."""
+
+    instance: str
+    job: str
+    fleet: str
+    attempt: int
+    state: Ownership = Ownership.MEMBER
+    since_at: float
+    ready: Ready | None = None
+    step: int = 0
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    reported_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetIntent:
+    """Written before CreateFleet, closed after its answer is owned: what may exist in EC2 because of us."""
+
+    fleet: str
+    job: str
+    attempt: int
+    candidate: int
+    nodes: int
+    opened_at: float
+    instances: tuple[str, ...] = ()
+    closed_at: float | None = None
+    outcome: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """What EC2 says of a machine of ours."""
+
+    id: str
+    state: str
+    instance_type: str
+    zone: str
+    launched_at: float
+    job: str | None
+    fleet: str | None
+    state_reason: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.state not in GONE
+
+
+def suspect(instance: Instance, node: Node | None, intent: FleetIntent | None, now: float) -> str | None:
+    """Return why the instance looks like nobody's, None when it is owned or too young to say."""
+    if not instance.live or now - instance.launched_at < ORPHAN_GRACE_S:
+        return None
+    if intent is not None and intent.closed_at is None:
+        return None
+    if node is None:
+        return f"no owner; launched {round(now - instance.launched_at)} s ago"
+    if node.state is Ownership.ENDING and now - node.since_at > ORPHAN_GRACE_S:
+        return f"was to end {round(now - node.since_at)} s ago"
+    return None

@@ -1,0 +1,69 @@
+"""holdfast.result/1 -> what leaves on the result queue: how a job ended, or why a request was refused."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from holdfast.domain.errors import Rejected
+from holdfast.domain.job import Job
+from holdfast.messages.envelope import open_envelope
+from job_contract.checkpoint_layout import file_key, job_prefix
+
+SCHEMA = "holdfast.result/1"
+ECHOED_CHARACTERS = 128
+
+
+def result_message(
+    job: Job, *, bucket: str, cost_usd: float | None = None, lost_steps: int | None = None
+) -> dict[str, Any]:
+    """Return the body of a job's one result. What is not known is left out, failure class and checkpoint included."""
+    optional = {
+        "failure": job.failure,
+        "artifacts": {"checkpoint": checkpoint_uri(job, bucket)} if job.saved else None,
+        "cost_usd": cost_usd,
+        "lost_steps": lost_steps,
+    }
+    return {
+        "schema": SCHEMA,
+        "job": job.id,
+        "name": job.name,
+        "team": job.team,
+        "phase": job.phase.value,
+        "reason": job.reason,
+        "attempts": job.attempt,
+        "step": job.step,
+        "interruptions": job.interruptions,
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def checkpoint_uri(job: Job, bucket: str) -> str | None:
+    """Return the s3:// address of the newest committed save, which `init_from` and `resume_from` take."""
+    if job.saved is None:
+        return None
+    return f"s3://{bucket}/{file_key(job_prefix(job.team, job.id), job.saved.save, '')}"
+
+
+def result_id(job: str) -> str:
+    """Return the deduplication id of a job's result: the same however often it is sent."""
+    return f"{job}#result"
+
+
+def refusal_message(rejected: Rejected, body: str) -> dict[str, Any]:
+    """Return the body of a refusal, with what identifies it to the sender, as far as that can be read."""
+    return {"schema": SCHEMA, "refused": True, "code": rejected.code, "reason": rejected.reason, **_echo(body)}
+
+
+def refusal_id(body: str) -> str:
+    """Return the deduplication id of a refusal: the same whenever the same body is refused."""
+    return f"refused#{hashlib.sha256(body.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _echo(body: str) -> dict[str, str]:
+    try:
+        message = open_envelope(body)
+    except Rejected:
+        return {}
+    known = {key: message.get(key) for key in ("name", "team", "dedup_id", "job")}
+    return {key: value[:ECHOED_CHARACTERS] for key, value in known.items() if isinstance(value, str)}

@@ -1,0 +1,175 @@
+"""What the nodes tell the supervisor: small messages on the report queue, one dataclass a kind.
+
+A report counts only when the queue's SenderId ends in `:<instance>` and the instance is a member of the job.
+Times (`at`, `deadline_at`) are seconds since 1970 (UTC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from job_contract.checkpoint_layout import SavePointer
+from job_contract.version import CONTRACT_VERSION, ContractError, decode, encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What every report carries."""
+
+    kind: ClassVar[str] = ""
+    job: str
+    attempt: int
+    instance: str
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(Report):
+    """The node waits for orders; repeated until its orders name it. `port` is free and held for rank 0."""
+
+    kind: ClassVar[str] = "ready"
+    ip: str
+    port: int
+    interface: str
+    instance_type: str
+    zone: str
+    gpus: int = 0
+    efa_devices: int = 0
+    clock_offset_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkChecked(Report):
+    """The preflight group worked; `provider` is what carried it (efa, gloo)."""
+
+    kind: ClassVar[str] = "network_checked"
+    provider: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FellBack:
+    """A save that could not be restored, with the file and the reason."""
+
+    save: str
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Report):
+    """The first new optimizer step is done; `restored` is the save it started from, `step` the step it had."""
+
+    kind: ClassVar[str] = "started"
+    step: int
+    world_size: int
+    restored: str | None = None
+    fell_back: tuple[FellBack, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard(Report):
+    """The node has handed the order of this generation to its ranks."""
+
+    kind: ClassVar[str] = "heard"
+    generation: int
+    action: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(Report):
+    """Where training is; `tokens_per_s` is of the whole job."""
+
+    kind: ClassVar[str] = "progress"
+    step: int
+    loss: float
+    tokens_per_s: float
+    state: str = "running"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Report):
+    """The save is committed: manifest and head are in. `existing` = it already held the step, nothing was written."""
+
+    kind: ClassVar[str] = "checkpoint_saved"
+    save: str
+    manifest_sha256: str
+    step: int
+    final: bool = False
+    answers_generation: int = 0
+    existing: bool = False
+    size_bytes: int = 0
+    parent: SavePointer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Report):
+    """All steps are trained and the last save is committed."""
+
+    kind: ClassVar[str] = "finished"
+    step: int
+    loss: float
+    save: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Report):
+    """The ranks ended in a way that was not ordered; `failure` is one of `FAILURES`."""
+
+    kind: ClassVar[str] = "failed"
+    failure: str
+    reason: str
+    exit_code: int | None = None
+    rank: int | None = None
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfit(Report):
+    """The node should not take part in another attempt."""
+
+    kind: ClassVar[str] = "unfit"
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoticeSeen(Report):
+    """The node's own metadata says that it will be ended; the node has already started its checkpoint."""
+
+    kind: ClassVar[str] = "notice_seen"
+    action: str
+    deadline_at: float
+
+
+FAILURES = (
+    "peer_lost",
+    "hardware",
+    "hang",
+    "out_of_memory",
+    "diverged",
+    "user_error",
+    "bad_checkpoint",
+    "crash",
+    "fenced",
+    "save_failed",
+)
+
+KINDS: dict[str, type[Report]] = {
+    kind.kind: kind
+    for kind in (Ready, NetworkChecked, Started, Heard, Progress, CheckpointSaved, Finished, Failed, Unfit, NoticeSeen)
+}
+
+
+def encode_report(report: Report) -> dict[str, Any]:
+    """Return the report as the body of a message."""
+    return {"contract": CONTRACT_VERSION, "kind": report.kind, **encode(report)}
+
+
+def decode_report(body: Mapping[str, Any]) -> Report:
+    """Return the report in a message's body. Raises UnknownVersion or ContractError."""
+    kind = KINDS.get(str(body.get("kind")))
+    if kind is None:
+        raise ContractError(f"unknown kind of report {body.get('kind')!r}; known are {', '.join(KINDS)}")
+    return decode(kind, body)

@@ -1,0 +1,82 @@
+"""What a node needs to know of a job to run it; immutable, named by its own digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Sizes of a Llama-like decoder."""
+
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_dim: int
+    vocab: int = 260
+    rope_theta: float = 10000.0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """`corpus` names a corpus that the image carries ("stdlib"); `uri` an index in a bucket."""
+
+    corpus: str | None = None
+    uri: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec:
+    """`global_batch` is in sequences per optimizer step, `sequence_length` in tokens, `micro_batch` in sequences."""
+
+    model: ModelSpec
+    data: DataSpec
+    steps: int
+    global_batch: int
+    sequence_length: int
+    learning_rate: float
+    warmup_steps: int = 0
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    parallel: str = "fsdp"
+    precision: str = "auto"
+    seed: int = 0
+    micro_batch: int | None = None
+    init_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSpec:
+    """Exactly one of the intervals is set; `keep` is how many committed saves the supervisor keeps."""
+
+    interval_steps: int | None = None
+    interval_s: float | None = None
+    keep: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """An image of the user's own that keeps this contract."""
+
+    uri: str
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """`prefix` is where the job's checkpoints live in the bucket; `report_s` the seconds between progress reports.
+
+    `ranks_per_node` 0 = one rank a GPU, and one on a node without GPUs.
+    """
+
+    job: str
+    team: str
+    spec_id: str
+    prefix: str
+    training: TrainingSpec
+    checkpoint: CheckpointSpec
+    ranks_per_node: int = 1
+    report_s: float = 300.0
+    image: ImageSpec | None = None

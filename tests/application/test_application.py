@@ -1,0 +1,415 @@
+"""What the supervisor does with events, machines and silence; on fakes that race and lag."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from holdfast.application.dispatch import dispatch
+from holdfast.application.launch import Launch
+from holdfast.application.news import publish
+from holdfast.application.node_reports import NodeReports
+from holdfast.application.notices import interrupted, lost
+from holdfast.application.record import record, settle
+from holdfast.application.release import close_attempt, end_dead_attempt, release_fleet
+from holdfast.application.sweep import START_GRACE_S, Sweep
+from holdfast.application.waiting import leave_token
+from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
+from holdfast.domain.ownership import ORPHAN_GRACE_S, Ownership
+from holdfast.domain.phase import Phase
+from holdfast.domain.placement import candidates
+from job_contract import reports
+from job_contract.orders import Action, Wait, WaitItem
+from tests import builders as b
+from tests.application.fakes import FakePorts
+
+CANDIDATES = candidates(instance_types=["c7i.large", "c6i.large"], market="spot", zones=(), nodes=2)
+PREFIX = "teams/research/jobs/demo-0123456789"
+
+
+@pytest.fixture
+def ports() -> FakePorts:
+    return FakePorts()
+
+
+def token(job: str, wait: Wait, attempt: int = 1, text: str = "t") -> WaitItem:
+    return WaitItem(job=job, attempt=attempt, wait=wait, token=text)
+
+
+def launch(ports: FakePorts, attempt: int = 1, time_left_s: float = 120) -> str:
+    answer = Launch(ports).run(
+        "demo-0123456789", attempt, candidates=CANDIDATES, prefix=PREFIX, time_left_s=time_left_s
+    )
+    return str(answer["outcome"])
+
+
+# -- record ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_event_writes_nothing(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    record(b.noticed(), job.id, ports)
+    writes = ports.store.writes
+    assert record(replace(b.noticed(), cause="metadata"), job.id, ports).interruptions == 1
+    assert ports.store.writes == writes
+
+
+def test_races_are_retried_inside_the_call(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.store.races = 3
+    assert record(b.noticed(), job.id, ports).phase is Phase.INTERRUPTED
+
+
+def test_a_race_without_end_is_raised_for_the_queue_to_repeat(
+    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.store.races = 10**9
+    monkeypatch.setattr("holdfast.application.record.RETRY_FOR_S", 0.0)
+    with pytest.raises(Raced):
+        record(b.noticed(), job.id, ports)
+
+
+def test_an_event_for_a_job_that_was_never_accepted_names_it(ports: FakePorts) -> None:
+    with pytest.raises(UnknownJob, match="nobody"):
+        record(b.noticed(), "nobody", ports)
+
+
+def test_the_order_is_out_in_the_same_write_as_the_interruption(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    record(b.noticed(), job.id, ports)
+    orders = ports.store.orders[job.id]
+    assert (orders.action, orders.doomed, orders.deadline_at) == (Action.CHECKPOINT_STOP, (b.OTHER,), b.NOW + 120)
+    assert orders.generation == ports.store.rows[job.id].version
+
+
+def test_a_redelivery_heals_a_crash_before_the_token_was_settled(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.store.put_wait(token(job.id, Wait.TRAINING))
+    ports.store.save(job, b.after(job, b.noticed()), b.noticed(), "interruption_noticed#1#" + b.OTHER)
+    record(b.noticed(), job.id, ports)
+    assert ports.workflow.settled == [("t", "interrupted")]
+
+
+def test_a_redelivery_starts_the_execution_that_a_crash_left_owed(ports: FakePorts) -> None:
+    job = ports.holding(b.a_job())
+    ports.store.save(job, b.after(job, b.started()), b.started(), "attempt_started#1")
+    record(b.started(), job.id, ports)
+    assert ports.workflow.executions == {f"{job.id}-1": "RUNNING"}
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["put", "read", "save", "look"])))
+def test_token_and_news_find_each_other_in_every_interleaving(ports: FakePorts, order: tuple[str, ...]) -> None:
+    """put < read are the waiting step's, save < look are record's; nothing else orders them."""
+    if order.index("put") > order.index("read") or order.index("save") > order.index("look"):
+        return
+    job = ports.holding(b.a_running_job())
+    noticed = b.after(job, b.noticed())
+    item = token(job.id, Wait.TRAINING)
+    steps: dict[str, Callable[[], None]] = {
+        "put": lambda: ports.store.put_wait(item),
+        "read": lambda: settle(ports.store.rows[job.id], ports),
+        "save": lambda: ports.store.save(job, noticed, b.noticed(), "k"),
+        "look": lambda: settle(noticed, ports),
+    }
+    for step in order:
+        steps[step]()
+    assert ("t", "interrupted") in ports.workflow.settled
+
+
+def test_a_token_left_after_the_news_is_answered_at_once(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.noticed(), b.saved(30, final=True)))
+    for wait in Wait:
+        leave_token(token(job.id, wait, text=wait.value), ports)
+    assert ports.workflow.settled == [(wait.value, "ended") for wait in Wait]
+
+
+def test_a_token_of_an_older_attempt_ends_at_once_and_touches_no_other(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost(), b.closed(), b.started(2)))
+    leave_token(token(job.id, Wait.TRAINING, attempt=1), ports)
+    assert ports.workflow.settled == [("t", "ended")]
+    assert ports.store.rows[job.id] is job
+
+
+def test_after_a_silence_a_lost_member_ends_the_wait_and_a_whole_fleet_does_not(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.owning(job, b.LEADER, b.OTHER)
+    leave_token(token(job.id, Wait.TRAINING), ports, after_silence=True)
+    assert ports.workflow.settled == []
+    ports.fleets.kill(b.OTHER)
+    leave_token(token(job.id, Wait.TRAINING), ports, after_silence=True)
+    assert ports.workflow.settled == [("t", "ended")]
+    assert ports.store.rows[job.id].phase is Phase.RESUMING
+
+
+# -- dispatch and launch -----------------------------------------------------------------------------------------------
+
+
+def test_a_queued_job_is_started_once_however_often_it_is_dispatched(ports: FakePorts) -> None:
+    job = ports.holding(b.a_job())
+    for _ in range(3):
+        dispatch(["research"], ports)
+    assert ports.store.rows[job.id].attempt == 1
+    assert list(ports.workflow.executions) == [f"{job.id}-1"]
+
+
+def test_a_job_waits_until_its_pools_may_be_asked_again(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost(), b.closed()))
+    ports.holding(replace(job, not_before=ports.clock() + 60))
+    assert dispatch(["research"], ports) == []
+    ports.clock.step(61)
+    assert dispatch(["research"], ports) == [job.id]
+
+
+def test_a_job_that_waited_too_long_fails_and_says_why(ports: FakePorts) -> None:
+    job = ports.holding(b.a_job(wait_s=10))
+    ports.clock.step(11)
+    dispatch(["research"], ports)
+    assert ports.store.rows[job.id].phase is Phase.FAILED
+    assert "limits.wait_s = 10" in ports.store.rows[job.id].reason
+
+
+def test_an_execution_name_that_was_used_up_closes_the_attempt(ports: FakePorts) -> None:
+    job = ports.holding(b.a_job())
+    ports.workflow.executions[f"{job.id}-1"] = "ABORTED"
+    dispatch(["research"], ports)
+    assert ports.store.rows[job.id].dispatchable
+    assert ports.store.rows[job.id].attempt == 1
+
+
+def test_a_fleet_is_bought_whole_and_every_instance_has_an_owner(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    assert launch(ports) == "launched"
+    assert len(ports.fleets.live) == 2
+    assert {node.state for node in ports.store.owners.values()} == {Ownership.MEMBER}
+    assert ports.store.rows[job.id].stage == "booting 2 x c7i.large in us-east-1a"
+
+
+def test_a_launch_that_is_repeated_buys_nothing_more(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started()))
+    assert [launch(ports), launch(ports)] == ["launched", "launched"]
+    assert len(ports.fleets.live) == 2
+    assert len(ports.fleets.calls) == 1
+
+
+def test_a_lost_answer_is_settled_by_tag_not_by_a_second_purchase(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started()))
+    buy = ports.fleets.buy
+
+    def lose(*args: object) -> None:
+        buy(*args)  # type: ignore[arg-type]
+        raise TimeoutError
+
+    ports.fleets.buy = lose  # type: ignore[method-assign, assignment]
+    with pytest.raises(TimeoutError):
+        launch(ports)
+    ports.fleets.buy = buy  # type: ignore[method-assign]
+    assert launch(ports) == "launched"
+    assert len(ports.fleets.live) == len(ports.store.owners) == 2
+
+
+def test_a_part_of_a_gang_is_given_back_and_the_next_candidate_asked(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    ports.fleets.short = 1
+    assert launch(ports) == "refused"
+    assert ports.fleets.live == []
+    assert ports.fleets.calls == [f"{job.id}-1-0", f"{job.id}-1-1"]
+    refused = ports.store.rows[job.id]
+    assert (refused.phase, refused.not_before) == (Phase.RESUMING, b.NOW + 60)
+    assert "1 of 2 c7i.large (spot): InsufficientInstanceCapacity" in refused.reason
+
+
+def test_a_cancelled_job_buys_nothing(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started(), b.cancelled()))
+    assert launch(ports) == "withdrawn"
+    assert ports.fleets.calls == []
+
+
+def test_no_call_is_begun_that_could_not_be_answered_in_time(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started()))
+    assert launch(ports, time_left_s=30) == "again"
+    assert ports.fleets.calls == []
+
+
+# -- node reports ------------------------------------------------------------------------------------------------------
+
+
+def a_ready(instance: str, attempt: int = 1) -> reports.Ready:
+    return reports.Ready(
+        job="demo-0123456789", attempt=attempt, instance=instance, at=b.NOW, ip="127.0.0.1", port=4000,
+        interface="lo", instance_type="c7i.large", zone="us-east-1a",
+    )  # fmt: skip
+
+
+def test_the_ranks_start_when_the_last_node_has_checked_in(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started()))
+    launch(ports)
+    first, second = ports.fleets.live
+    NodeReports(ports).take(a_ready(first))
+    assert ports.store.rows["demo-0123456789"].roster_id is None
+    NodeReports(ports).take(a_ready(second))
+    orders = ports.store.orders["demo-0123456789"]
+    assert orders.action is Action.RUN
+    assert orders.roster_id in ports.store.rosters
+
+
+def test_a_node_that_repeats_itself_is_written_once(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started()))
+    launch(ports)
+    NodeReports(ports).take(a_ready(ports.fleets.live[0]))
+    writes = ports.store.writes
+    NodeReports(ports).take(a_ready(ports.fleets.live[0]))
+    assert ports.store.writes == writes
+
+
+def test_a_gang_in_two_zones_is_refused_before_its_ranks_start(ports: FakePorts) -> None:
+    ports.holding(b.after(b.a_job(), b.started()))
+    launch(ports)
+    first, second = ports.fleets.live
+    NodeReports(ports).take(a_ready(first))
+    NodeReports(ports).take(replace(a_ready(second), zone="us-east-1b"))
+    job = ports.store.rows["demo-0123456789"]
+    assert job.phase is Phase.RESUMING
+    assert "2 zones" in job.reason
+
+
+def test_a_report_of_a_stranger_is_refused(ports: FakePorts) -> None:
+    ports.holding(b.a_running_job())
+    with pytest.raises(Rejected, match="not a node of"):
+        NodeReports(ports).take(a_ready("i-0ffffffffffffffff"))
+
+
+def test_the_save_after_the_last_step_does_not_end_the_attempt(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.owning(job, b.LEADER, b.OTHER)
+    saved = reports.CheckpointSaved(
+        job=job.id, attempt=1, instance=b.LEADER, at=b.NOW, save="step-00000120.a0001.s05", manifest_sha256="a" * 64,
+        step=120, final=True, answers_generation=0,
+    )  # fmt: skip
+    NodeReports(ports).take(saved)
+    assert ports.store.rows[job.id].phase is Phase.RUNNING
+
+
+# -- notices, release, close -------------------------------------------------------------------------------------------
+
+
+def test_a_notice_for_an_instance_of_nobody_touches_nothing(ports: FakePorts) -> None:
+    assert interrupted("i-0ffffffffffffffff", ports, at=b.NOW, deadline_at=b.NOW + 120) is None
+    assert ports.store.writes == 0
+
+
+def test_a_member_that_goes_is_lost_and_one_that_we_end_is_not(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.store.mark_ending([b.OTHER], job.id, b.NOW)
+    assert lost(b.OTHER, ports, at=b.NOW) is None
+    gone = lost(b.LEADER, ports, at=b.NOW)
+    assert gone is not None
+    assert gone.phase is Phase.RESUMING
+
+
+def test_release_ends_what_ec2_does_not_list_yet_too(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost()))
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.fleets.hidden = {b.OTHER}
+    assert release_fleet(job.id, 1, ports) == 2
+    assert ports.fleets.live == []
+
+
+def test_release_is_not_done_while_a_machine_still_lives(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost()))
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.fleets.refuses_to_die = {b.OTHER}
+    with pytest.raises(Unavailable, match=b.OTHER):
+        release_fleet(job.id, 1, ports)
+
+
+def test_a_late_release_of_an_old_attempt_ends_nothing_of_the_new_one(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost(), b.closed(), b.started(2)))
+    ports.owning(job, b.LEADER, b.OTHER)
+    assert release_fleet(job.id, 1, ports) == 0
+    assert len(ports.fleets.live) == 2
+
+
+def test_an_execution_that_was_stopped_leaves_no_machine_behind(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.owning(job, b.LEADER, b.OTHER)
+    end_dead_attempt(job.id, 1, ports, cause="execution aborted")
+    assert ports.fleets.live == []
+    assert ports.store.rows[job.id].dispatchable
+
+
+def test_the_result_is_told_once_the_last_attempt_is_closed(ports: FakePorts) -> None:
+    running = ports.holding(b.a_running_job())
+    completed = record(b.finished(), running.id, ports)
+    publish(running, completed, bucket="b", outbox=ports.outbox)
+    assert ports.outbox.results == {}
+    over = close_attempt(running.id, 1, ports)
+    publish(completed, over, bucket="b", outbox=ports.outbox)
+    publish(completed, over, bucket="b", outbox=ports.outbox)
+    assert list(ports.outbox.results) == [f"{running.id}#result"]
+    assert ports.outbox.results[f"{running.id}#result"]["phase"] == "completed"
+
+
+# -- sweep -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_sweep_alone_finds_a_node_that_vanished(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.workflow.start(job.id, 1)
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.store.put_wait(token(job.id, Wait.TRAINING))
+    assert Sweep(ports).run() == []
+    ports.fleets.kill(b.OTHER)
+    assert [finding.what for finding in Sweep(ports).run()] == ["lost 1 of 2 nodes"]
+    assert ports.workflow.settled == [("t", "ended")]
+
+
+def test_an_instance_that_ec2_does_not_know_yet_is_not_lost(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.workflow.start(job.id, 1)
+    ports.owning(job, b.LEADER, b.OTHER)
+    del ports.fleets.instances[b.OTHER]
+    assert Sweep(ports).run() == []
+    ports.clock.step(START_GRACE_S + 1)
+    assert [finding.what for finding in Sweep(ports).run()] == ["lost 1 of 2 nodes"]
+
+
+def test_an_attempt_whose_execution_never_started_is_started(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    assert Sweep(ports).run() == []
+    ports.clock.step(START_GRACE_S + 1)
+    Sweep(ports).run()
+    assert ports.workflow.executions == {f"{job.id}-1": "RUNNING"}
+
+
+def test_an_attempt_whose_execution_died_unheard_is_released_and_closed(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.workflow.executions[f"{job.id}-1"] = "FAILED"
+    Sweep(ports).run()
+    assert ports.fleets.live == []
+    assert ports.store.rows[job.id].dispatchable
+
+
+def test_an_orphan_is_ended_in_the_second_sweep_that_sees_it(ports: FakePorts) -> None:
+    ports.fleets.add("i-0dddddddddddddddd", job="gone", fleet="gone-1-0")
+    ports.clock.step(ORPHAN_GRACE_S + 1)
+    assert Sweep(ports).run() == []
+    assert [finding.who for finding in Sweep(ports).run()] == ["i-0dddddddddddddddd"]
+    assert ports.fleets.live == []
+
+
+def test_members_of_a_live_attempt_are_never_orphans(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.workflow.start(job.id, 1)
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.clock.step(10 * ORPHAN_GRACE_S)
+    assert Sweep(ports).run() == Sweep(ports).run() == []
+    assert len(ports.fleets.live) == 2
