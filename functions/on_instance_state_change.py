@@ -21,5 +21,5 @@ def handler(event: dict[str, Any], context: LambdaContext) -> None:
     except Rejected as refusal:
         logger.warning("event set aside", code=refusal.code, reason=refusal.reason)
         return
-    job = lost(change.instance_id, supervisor(), at=change.at) if change.is_going else None
+    job = lost(change.instance_id, supervisor()) if change.is_going else None
     logger.info("instance state", instance_id=change.instance_id, state=change.state, job_id=job and job.id)

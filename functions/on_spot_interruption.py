@@ -21,5 +21,5 @@ def handler(event: dict[str, Any], context: LambdaContext) -> None:
     except Rejected as refusal:
         logger.warning("event set aside", code=refusal.code, reason=refusal.reason)
         return
-    job = interrupted(notice.instance_id, supervisor(), at=notice.at, deadline_at=notice.deadline_at)
+    job = interrupted(notice.instance_id, supervisor(), deadline_at=notice.deadline_at)
     logger.info("spot interruption", instance_id=notice.instance_id, job_id=job and job.id, phase=job and job.phase)

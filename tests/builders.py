@@ -82,7 +82,7 @@ def lost(*instances: str, attempt: int = 1) -> events.FleetLost:
 
 
 def finished(attempt: int = 1, step: int = 120) -> events.TrainingFinished:
-    return events.TrainingFinished(at=NOW, attempt=attempt, step=step, loss=1.0)
+    return events.TrainingFinished(at=NOW, attempt=attempt, step=step)
 
 
 def failed(failure: str = "crash", attempt: int = 1) -> events.Failed:

@@ -296,11 +296,21 @@ def test_the_save_after_the_last_step_does_not_end_the_attempt(ports: FakePorts)
     assert ports.store.rows[job.id].phase is Phase.RUNNING
 
 
+def test_a_loss_that_is_no_number_is_not_stored(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    ports.owning(job, b.LEADER)
+    report = reports.Progress(
+        job=job.id, attempt=1, instance=b.LEADER, at=b.NOW, step=3, loss=float("nan"), tokens_per_s=1.0
+    )
+    NodeReports(ports).take(report)
+    assert (ports.store.owners[b.LEADER].step, ports.store.owners[b.LEADER].loss) == (3, None)
+
+
 # -- notices, release, close -------------------------------------------------------------------------------------------
 
 
 def test_a_notice_for_an_instance_of_nobody_touches_nothing(ports: FakePorts) -> None:
-    assert interrupted("i-0ffffffffffffffff", ports, at=b.NOW, deadline_at=b.NOW + 120) is None
+    assert interrupted("i-0ffffffffffffffff", ports, deadline_at=b.NOW + 120) is None
     assert ports.store.writes == 0
 
 
@@ -308,8 +318,8 @@ def test_a_member_that_goes_is_lost_and_one_that_we_end_is_not(ports: FakePorts)
     job = ports.holding(b.a_running_job())
     ports.owning(job, b.LEADER, b.OTHER)
     ports.store.mark_ending([b.OTHER], job.id, b.NOW)
-    assert lost(b.OTHER, ports, at=b.NOW) is None
-    gone = lost(b.LEADER, ports, at=b.NOW)
+    assert lost(b.OTHER, ports) is None
+    gone = lost(b.LEADER, ports)
     assert gone is not None
     assert gone.phase is Phase.RESUMING
 

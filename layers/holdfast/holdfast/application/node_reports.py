@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import singledispatchmethod
 
@@ -81,8 +82,10 @@ class NodeReports:
 
     @_take.register
     def _(self, report: reports.Progress, node: Node) -> None:
+        # A diverging run reports NaN, which DynamoDB cannot hold.
+        loss = report.loss if math.isfinite(report.loss) else None
         self.ports.store.update_node(
-            replace(node, step=report.step, loss=report.loss, tokens_per_s=report.tokens_per_s, reported_at=report.at)
+            replace(node, step=report.step, loss=loss, tokens_per_s=report.tokens_per_s, reported_at=report.at)
         )
 
     @_take.register
@@ -113,7 +116,7 @@ class NodeReports:
     @_take.register
     def _(self, report: reports.Finished, node: Node) -> None:
         self._record(
-            TrainingFinished(at=report.at, attempt=report.attempt, step=report.step, loss=report.loss), report.job
+            TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job
         )
 
     @_take.register

@@ -9,21 +9,21 @@ from holdfast.domain.job import Job
 from holdfast.domain.ownership import Ownership
 
 
-def interrupted(instance: str, ports: Ports, *, at: float, deadline_at: float) -> Job | None:
+def interrupted(instance: str, ports: Ports, *, deadline_at: float) -> Job | None:
     """The owner's job is interrupted, the order to save is out; None when the instance is nobody's of ours."""
     node = ports.store.node(instance)
     if node is None:
         return None
     event = InterruptionNoticed(
-        at=at, attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause="spot warning"
+        at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause="spot warning"
     )
     return record(event, node.job, ports)
 
 
-def lost(instance: str, ports: Ports, *, at: float) -> Job | None:
+def lost(instance: str, ports: Ports) -> Job | None:
     """The member is lost to its job; None when it is nobody's, or is being ended by us."""
     node = ports.store.node(instance)
     if node is None or node.state is not Ownership.MEMBER:
         return None
-    event = FleetLost(at=at, attempt=node.attempt, instances=(instance,), cause="instance state")
+    event = FleetLost(at=ports.clock(), attempt=node.attempt, instances=(instance,), cause="instance state")
     return record(event, node.job, ports)

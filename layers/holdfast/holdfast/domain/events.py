@@ -103,7 +103,6 @@ class FleetLost(AttemptEvent):
 @dataclass(frozen=True, kw_only=True)
 class TrainingFinished(AttemptEvent):
     step: int
-    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ AUTO_INTERVAL_S = {"spot": 900.0, "on_demand": 1800.0}
 BYTE_VOCAB = 260
 
 PRESETS: dict[str, ModelSpec] = {
-    "tiny": ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=128, vocab=BYTE_VOCAB),
+    "tiny": ModelSpec(dim=128, layers=4, heads=4, kv_heads=2, ffn_dim=384, vocab=BYTE_VOCAB),
     "small": ModelSpec(dim=256, layers=4, heads=8, kv_heads=4, ffn_dim=768, vocab=BYTE_VOCAB),
     "125m": ModelSpec(dim=768, layers=12, heads=12, kv_heads=4, ffn_dim=2048, vocab=32_000),
     # The sizes of TinyLlama 1.1B and of Llama 2 7B.

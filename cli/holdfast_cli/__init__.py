@@ -1,0 +1,1 @@
+"""The command line `holdfast`: reads the jobs table, acts through the queues; no server behind it."""

@@ -1,0 +1,203 @@
+"""The verbs. Reading goes to the jobs table, acting goes through the queues."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.domain.errors import UnknownJob
+from holdfast.domain.job import Job
+from holdfast.domain.phase import ENDED, Phase
+from holdfast.messages.acceptance import Acceptance, read_acceptance
+from holdfast.messages.control_request import SCHEMA as CONTROL_SCHEMA
+from holdfast.messages.control_request import read_control
+from holdfast.messages.envelope import open_envelope
+from holdfast_cli import show
+from holdfast_cli.errors import UserError, told
+from holdfast_cli.stack import Sight, Stack
+
+POLL_S = 2.0
+ACCEPTED_WITHIN_S = 120.0
+EXIT_NOT_COMPLETED = 1
+
+app = typer.Typer(
+    name="holdfast",
+    help="Distributed training jobs on AWS that outlive their machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+StackName = Annotated[str, typer.Option("--stack", envvar="HOLDFAST_STACK", help="The CloudFormation stack.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as submit printed it.")]
+
+
+@app.command()
+@told
+def submit(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The request as JSON; - reads standard input.")],
+    dedup_id: Annotated[str | None, typer.Option(help="The same id of one team is the same job.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Watch the job until it ends.")] = False,
+    as_json: AsJson = False,
+    stack: StackName = "holdfast",
+) -> None:
+    """Send a job request and print the job's id."""
+    order, target = _order(_text(file), dedup_id), Stack(stack)
+    job = order.job.id
+    _refuse_another_body(order, target)
+    message_id = target.send("RequestQueueUrl", order.request["body"])
+    if as_json:
+        show.as_json_line({"job": job, "message_id": message_id})
+    else:
+        print(job, flush=True)
+    if wait:
+        _watch(target, job, as_json, appears_within_s=ACCEPTED_WITHIN_S)
+
+
+@app.command("list")
+@told
+def list_jobs(
+    team: Annotated[str | None, typer.Option(help="Only this team's jobs.")] = None,
+    ended: Annotated[int, typer.Option(min=0, help="How many ended jobs to show, newest first.")] = 10,
+    as_json: AsJson = False,
+    stack: StackName = "holdfast",
+) -> None:
+    """Show the jobs that run or wait, and those that ended last."""
+    jobs, now = _listed(Stack(stack), team, ended), time.time()
+    if as_json:
+        show.as_json([show.job_data(job, now) for job in jobs])
+    else:
+        show.jobs_table(jobs, now)
+
+
+@app.command()
+@told
+def status(job: JobId, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
+    """Show one job: phase, progress, last committed save, what is wanted and why."""
+    sight, now = _known(Stack(stack), job), time.time()
+    if as_json:
+        show.as_json(show.sight_data(sight, now))
+    else:
+        show.status(sight, now)
+
+
+@app.command()
+@told
+def watch(job: JobId, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
+    """Print a line for each change until the job is over; exit code 0 when it completed, 1 when it did not."""
+    _watch(Stack(stack), job, as_json)
+
+
+@app.command()
+@told
+def events(job: JobId, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
+    """Show what happened to a job, oldest first."""
+    target = Stack(stack)
+    _known(target, job)
+    items = [{key: item[key] for key in item if key not in ("pk", "sk")} for item in target.table.history(job)]
+    if as_json:
+        show.as_json(items)
+    else:
+        show.history(items)
+
+
+@app.command()
+@told
+def cancel(
+    job: JobId,
+    by: Annotated[str | None, typer.Option(envvar="USER", help="Who asks; stands in the job's history.")] = None,
+    as_json: AsJson = False,
+    stack: StackName = "holdfast",
+) -> None:
+    """Ask a job to save its state, stop, and release its machines."""
+    target = Stack(stack)
+    row = _known(target, job).job
+    if row.phase in ENDED:
+        raise UserError(f"{job} is {row.phase.value} already; there is nothing to cancel")
+    message = {"schema": CONTROL_SCHEMA, "job": job, "action": "cancel"} | ({"requested_by": by} if by else {})
+    read_control(json.dumps(message))
+    message_id = target.send("ControlQueueUrl", json.dumps(message))
+    if as_json:
+        show.as_json({"job": job, "action": "cancel", "message_id": message_id})
+    else:
+        print(f"asked {job} to stop after a last save; `holdfast watch {job}` shows it")
+
+
+def _text(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}; name a file of JSON, or - for standard input") from error
+
+
+def _order(text: str, dedup_id: str | None) -> Acceptance:
+    """Return the request as the supervisor will read it, so that a wrong one is refused before it is sent."""
+    if dedup_id is not None:
+        text = json.dumps({**open_envelope(text), "dedup_id": dedup_id})
+    return read_acceptance(text, now=time.time())
+
+
+def _refuse_another_body(order: Acceptance, target: Stack) -> None:
+    known = target.table.request(order.job.id)
+    if known is not None and known["body_sha256"] != order.request["body_sha256"]:
+        raise UserError(
+            f"{order.job.id} exists with another body under the same dedup_id; send the change under a new --dedup-id"
+        )
+
+
+def _known(target: Stack, job: str) -> Sight:
+    sight = target.see(job)
+    if sight is None:
+        raise UnknownJob(job)
+    return sight
+
+
+def _listed(target: Stack, team: str | None, ended: int) -> list[Job]:
+    """Return live jobs, then waiting ones by place, then the newest that are over."""
+    table = target.table
+    teams = [team] if team else table.teams()
+    over = [job for name in teams for job in table.ended(name)[-ended:]] if ended else []
+    waiting = [job for name in teams for job in table.waiting(name)]
+    jobs = [job for job in target.jobs([*table.alive(), *waiting, *over]) if team in (None, job.team)]
+    alive = sorted((job for job in jobs if job.attempt_open), key=lambda job: job.submitted_at)
+    queued = sorted((job for job in jobs if not job.attempt_open and not job.over), key=lambda job: job.rank)
+    newest = sorted((job for job in jobs if job.over), key=lambda job: job.ended_at or 0.0, reverse=True)
+    return [*alive, *queued, *newest[:ended]]
+
+
+def _watch(target: Stack, job: str, as_json: bool, appears_within_s: float = 0.0) -> None:
+    """Every change was printed, and the job is over; exits 1 unless it completed."""
+    give_up_at, last = time.monotonic() + appears_within_s, ""
+    while True:
+        sight = target.see(job)
+        if sight is not None:
+            last = _print_change(sight, last, as_json)
+            if sight.job.over:
+                raise typer.Exit(0 if sight.job.phase is Phase.COMPLETED else EXIT_NOT_COMPLETED)
+        elif not appears_within_s:
+            raise UnknownJob(job)
+        elif time.monotonic() > give_up_at:
+            raise UserError(
+                f"{job} was not accepted within {appears_within_s:.0f} s; "
+                "look for a refusal on the result queue, and for the request on its dead-letter queue"
+            )
+        time.sleep(POLL_S)
+
+
+def _print_change(sight: Sight, last: str, as_json: bool) -> str:
+    """Return the state that was printed now or before: equal states are printed once."""
+    state = show.line(sight, 0.0)
+    if state != last:
+        if as_json:
+            show.as_json_line(show.sight_data(sight, time.time()))
+        else:
+            print(show.line(sight, time.time()), flush=True)
+    return state

@@ -1,0 +1,248 @@
+"""One node through an attempt: orders in, control and ranks, reports out."""
+
+import itertools
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from agent.hygiene import marked
+from agent.imds import Notice
+from agent.orders import Seen
+from agent.ranks import worst
+from job_contract.checkpoint_layout import head_key, manifest_key, open_head, read_manifest
+from job_contract.node_files import Control, ControlKind, JobFile, read_message
+from job_contract.orders import ResumeFrom
+
+
+def control_of(node):
+    return read_message(node.run_dir / "control.json", Control)
+
+
+def started(node, play, **changes):
+    node.orders.value = play.seen("run", 3, **changes)
+    play.until(lambda: (node.run_dir / "progress.json").exists(), node)
+
+
+def test_a_waiting_node_repeats_ready_until_its_orders_name_it(start_node, play):
+    node = start_node()
+    node.orders.value = play.seen("wait", 1)
+    play.until(lambda: len(node.heard("ready")) >= 2, node)
+    ready = node.heard("ready")[0]
+    assert (ready.attempt, ready.ip, ready.interface, ready.port > 0) == (1, "127.0.0.1", "lo", True)
+    started(node, play)
+    said = len(node.heard("ready"))
+    node.wait_for("progress")
+    assert len(node.heard("ready")) == said
+
+
+def test_a_roster_without_this_node_starts_nothing(start_node, play):
+    node = start_node(node_rank=7)
+    node.orders.value = play.seen("run", 3)
+    play.until(lambda: len(node.heard("ready")) >= 2, node)
+    assert node.agent.attempt is None
+
+
+def test_the_ranks_get_their_job_and_no_credentials(start_node, play, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    node = start_node()
+    started(node, play)
+    job = read_message(node.run_dir / "job.json", JobFile)
+    assert (job.job, job.attempt, job.node_rank, job.agent_pid) == (play.job, 1, 0, os.getpid())
+    environment = next(iter(rank_environments(node)))
+    assert "AWS_SECRET_ACCESS_KEY" not in environment
+    assert environment["MASTER_PORT"] == "29555"
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def rank_environments(node):
+    for pid in node.agent.attempt.ranks.pids().values():
+        with open(f"/proc/{pid}/environ") as file:
+            yield dict(line.partition("=")[::2] for line in file.read().split("\0") if line)
+
+
+def test_started_and_progress_come_from_node_rank_0(start_node, play):
+    node = start_node()
+    started(node, play)
+    node.wait_for("progress")
+    assert [(report.step, report.restored) for report in node.heard("started")] == [(0, None)]
+
+
+def test_an_ordered_checkpoint_stop_ends_in_a_final_save_and_the_node_waits(start_node, play, s3):
+    node = start_node()
+    started(node, play)
+    node.orders.value = play.seen("checkpoint_stop", 4, deadline_at=9e9)
+    saved = node.wait_for("checkpoint_saved")
+    assert [(report.generation, report.action) for report in node.heard("heard")] == [(4, "checkpoint_stop")]
+    assert (saved.final, saved.answers_generation, saved.size_bytes > 0) == (True, 4, True)
+    head = open_head(s3.objects[head_key(play.prefix)], job=play.job)
+    assert head.pointer.manifest_sha256 == saved.manifest_sha256
+    play.until(lambda: node.agent.state == "waiting", node)
+    assert len(node.heard("checkpoint_saved")) == 1
+    assert marked(node.root) == []
+
+
+def test_a_save_during_training_is_not_final(start_node, play):
+    node = start_node()
+    started(node, play)
+    (node.run_dir / "save").touch()
+    saved = node.wait_for("checkpoint_saved")
+    assert (saved.final, saved.answers_generation) == (False, 0)
+    assert node.agent.state == "running"
+
+
+def test_a_notice_starts_the_checkpoint_alone_and_the_order_only_raises_its_generation(start_node, play):
+    node = start_node()
+    started(node, play)
+    node.orders.value = play.seen("run", 5)
+    node.agent.tick()
+    node.notices.value = Notice(action="terminate", deadline_at=9e9)
+    node.agent.tick()
+    control = control_of(node)
+    assert (control.kind, control.generation, control.doomed) == (ControlKind.CHECKPOINT_STOP, 5, (0,))
+    assert control.deadline_at == 9e9
+    node.orders.value = play.seen("checkpoint_stop", 6, deadline_at=9e9, doomed=("i-0",))
+    node.agent.tick()
+    assert control_of(node) == replace(control, generation=6)
+    assert [report.generation for report in node.heard("heard")] == [6]
+    assert node.wait_for("checkpoint_saved").final
+    assert len(node.heard("notice_seen")) == 1
+
+
+def test_orders_of_an_older_attempt_and_repeated_ones_change_nothing(start_node, play):
+    node = start_node()
+    node.orders.value = play.seen("run", 9, attempt=2)
+    play.until(lambda: (node.run_dir / "progress.json").exists(), node)
+    before = control_of(node)
+    for old in (play.seen("checkpoint_stop", 30, attempt=1), play.seen("release", 31, attempt=1), node.orders.value):
+        node.orders.value = old
+        node.agent.tick()
+    assert control_of(node) == before
+    assert node.agent.state == "running"
+    assert node.heard("heard") == []
+
+
+def test_a_later_attempt_ends_the_ranks_of_the_older_one_and_restores_from_local_disk(start_node, play, s3):
+    node = start_node()
+    started(node, play)
+    old = set(marked(node.root))
+    (node.run_dir / "save").touch()
+    saved = node.wait_for("checkpoint_saved")
+    play.head(s3, attempt=2)
+    for key in [key for key in s3.objects if key.endswith(("distcp", ".metadata"))]:
+        del s3.objects[key]
+    resume = ResumeFrom(save=saved.save, manifest_sha256=saved.manifest_sha256)
+    node.said.clear()
+    node.orders.value = play.seen("run", 9, attempt=2, resume_from=resume)
+    report = node.wait_for("started")
+    assert (report.attempt, report.restored, report.step) == (2, saved.save, 10)
+    assert not old & set(marked(node.root))
+
+
+def test_finished_is_reported_once_the_last_save_is_committed(start_node, play, s3):
+    node = start_node()
+    started(node, play)
+    assert node.heartbeat.attempt == 1
+    (node.run_dir / "finish").touch()
+    finished = node.wait_for("finished")
+    assert manifest_key(play.prefix, finished.save) in s3.objects
+    kinds = [report.kind for report in node.said if report.kind != "progress"]
+    assert kinds[-2:] == ["checkpoint_saved", "finished"]
+    assert node.heartbeat.attempt is None
+
+
+def test_an_order_to_stop_that_overtakes_the_order_to_run_is_answered_by_the_save_to_restore(start_node, play):
+    node = start_node()
+    resume = ResumeFrom(save="step-00000010.a0001.s01", manifest_sha256="0" * 64)
+    node.orders.value = play.seen("checkpoint_stop", 9, attempt=2, resume_from=resume)
+    saved = node.wait_for("checkpoint_saved")
+    assert (saved.attempt, saved.save, saved.step) == (2, resume.save, 10)
+    assert (saved.final, saved.existing, saved.answers_generation) == (True, True, 9)
+    assert node.agent.attempt is None
+
+
+def test_stop_ends_the_ranks_without_a_save_and_the_node_is_done(start_node, play, s3):
+    node = start_node()
+    started(node, play)
+    node.orders.value = play.seen("stop", 4)
+    play.until(lambda: node.agent.stopping, node)
+    assert not [key for key in s3.objects if "/saves/" in key]
+
+
+def test_release_stops_the_agent(start_node, play):
+    node = start_node()
+    started(node, play)
+    node.orders.value = play.seen("release", 4)
+    node.agent.tick()
+    assert node.agent.stopping
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "failure"),
+    [
+        ("exit:70", "bad_checkpoint"),
+        ("exit:71", "diverged"),
+        ("exit:72", "out_of_memory"),
+        ("exit:73", "peer_lost"),
+        ("exit:74", "user_error"),
+        ("exit:1", "crash"),
+        (f"signal:{int(signal.SIGKILL)}", "crash"),
+        ("mute", "crash"),
+    ],
+)
+def test_the_end_of_a_rank_is_reported_by_its_class(start_node, play, behaviour, failure):
+    node = start_node()
+    node.orders.value = play.seen("run", 3, behaviour=behaviour)
+    failed = node.wait_for("failed")
+    assert (failed.failure, failed.rank) == (failure, 0)
+    assert "started" in failed.log_tail
+    assert node.agent.state == "waiting"
+
+
+def test_another_class_is_preferred_to_a_lost_peer():
+    assert worst({0: 73, 1: 72, 2: None}).failure == "out_of_memory"
+    assert worst({0: 73, 1: 0}).failure == "peer_lost"
+    assert worst({0: 0, 1: None}) is None
+
+
+def test_a_command_that_does_not_exist_is_a_crash(start_node, play):
+    node = start_node()
+    seen = play.seen("run", 3)
+    image = replace(seen.spec.image, command=("/nowhere/trainer",))
+    node.orders.value = Seen(seen.orders, replace(seen.spec, image=image), seen.roster)
+    assert node.wait_for("failed").failure == "crash"
+
+
+def test_ranks_of_a_node_are_ended_together(start_node, play):
+    node = start_node()
+    node.orders.value = play.seen("run", 3, spec=play.spec(ranks_per_node=2))
+    play.until(lambda: (node.run_dir / "progress.json").exists(), node)
+    os.kill(node.agent.attempt.ranks.pids()[1], signal.SIGKILL)
+    assert node.wait_for("failed").rank == 1
+    assert marked(node.root) == []
+
+
+def test_an_existing_save_is_found_in_the_bucket_and_reported_as_existing(start_node, play, s3):
+    first = start_node()
+    started(first, play)
+    (first.run_dir / "save").touch()
+    saved = first.wait_for("checkpoint_saved")
+    first.orders.value = play.seen("run", 9, attempt=2, spec=play.spec(f"existing:{saved.save}"))
+    answer = play.until(lambda: [r for r in first.heard("checkpoint_saved") if r.attempt == 2], first)[0]
+    assert (answer.existing, answer.final, answer.save) == (True, True, saved.save)
+    assert answer.manifest_sha256 == read_manifest(s3.objects[manifest_key(play.prefix, saved.save)]).sha256
+
+
+def test_what_the_agent_did_is_in_its_events_file(start_node, play):
+    node = start_node()
+    started(node, play)
+    node.orders.value = play.seen("checkpoint_stop", 4)
+    play.until(lambda: node.agent.state == "waiting", node)
+    events = [json.loads(line) for line in (node.root / "events.jsonl").read_text().splitlines()]
+    names = [event["event"] for event in events]
+    saved = ["save_uploaded", "manifest_put", "head_put", "committed"]
+    assert [name for name in names if name in saved] == saved
+    assert {"order_seen", "ranks_started", "control_written", "outcome"} <= set(names)
+    assert all(earlier["at"] <= later["at"] for earlier, later in itertools.pairwise(events))

@@ -1,0 +1,95 @@
+"""`python -m agent`: puts the parts together, and ends the ranks on SIGTERM and SIGINT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from agent.agent import Agent, speaker
+from agent.attempt import Tools
+from agent.cloud import Bucket, OrdersTable, clients
+from agent.guard import Guard
+from agent.heartbeat import Heartbeat
+from agent.identity import Identity, read_identity
+from agent.imds import DEFAULT_ENDPOINT, Imds, ImdsUnavailable
+from agent.journal import Journal
+from agent.notices import NoticePoller
+from agent.orders import OrdersPoller
+from agent.reports import Reporter
+from agent.settings import Pace, Settings
+
+
+class Stop:
+    """Set by a signal, read by the loops."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.agent: Agent | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if self.agent:
+            self.agent.stopping = True
+
+
+def boot(imds: Imds, journal: Journal, stop: Stop) -> Identity | None:
+    """Return who this node is, however long its metadata takes; None when asked to stop before."""
+    while not stop.asked:
+        try:
+            return read_identity(imds)
+        except (ImdsUnavailable, OSError) as error:
+            journal.note("no_identity", error=str(error))
+            time.sleep(1.0)
+    return None
+
+
+def build(identity: Identity, settings: Settings, pace: Pace, imds: Imds, journal: Journal) -> Agent:
+    """Return the agent with its clients of AWS."""
+    aws = clients(identity.region)
+    table = OrdersTable(aws.dynamodb, settings.orders_table)
+    reporter = Reporter(aws.sqs, settings.report_queue_url, journal)
+    tools = Tools(
+        settings=settings,
+        pace=pace,
+        interface=identity.interface,
+        bucket=Bucket(aws.s3, settings.bucket),
+        journal=journal,
+        say=speaker(identity, reporter),
+    )
+    agent: Agent
+    orders = OrdersPoller(
+        table, identity.job, journal, interval_s=lambda: agent.orders_interval_s(), gpus=identity.gpus
+    )
+    notices = NoticePoller(imds, journal, interval_s=pace.metadata_s)
+    heartbeat = Heartbeat(aws.sfn, table, identity.job, journal, interval_s=pace.heartbeat_s)
+    agent = Agent(identity, tools, orders=orders, notices=notices, heartbeat=heartbeat, reporter=reporter)
+    return agent
+
+
+def main() -> int:
+    """Return the exit code; no process of the node's ranks is left."""
+    stop = Stop()
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    settings, pace = Settings.from_environment(os.environ), Pace()
+    journal = Journal(settings.root / "events.jsonl")
+    guard = Guard(settings.root)
+    try:
+        imds = Imds(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", DEFAULT_ENDPOINT))
+        identity = boot(imds, journal, stop)
+        if identity is None:
+            return 0
+        journal.note("booted", instance=identity.instance, job=identity.job, zone=identity.zone, ip=identity.ip)
+        stop.agent = build(identity, settings, pace, imds, journal)
+        if stop.asked:
+            return 0
+        return stop.agent.run()
+    finally:
+        guard.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

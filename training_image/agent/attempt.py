@@ -1,0 +1,383 @@
+"""One attempt on this node: from the roster that names the node to the end of its ranks and of its saves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from agent.cloud import Bucket
+from agent.commit import Committed, Committer
+from agent.fetch import Fetch
+from agent.hygiene import end_marked
+from agent.journal import Journal
+from agent.orders import Seen
+from agent.ranks import Crash, Ranks, Seats, worst
+from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
+from agent.settings import Pace, Settings
+from job_contract.checkpoint_layout import parse_save_name
+from job_contract.node_files import (
+    Control,
+    ControlKind,
+    JobFile,
+    Outcome,
+    RankProgress,
+    read_message,
+    write_message,
+)
+from job_contract.orders import Roster
+from job_contract.reports import CheckpointSaved, Failed, Finished, Progress, Report, Started
+
+T = TypeVar("T")
+
+STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
+
+
+class State(StrEnum):
+    """RUNNING -> DRAINING (a stop is ordered) -> UPLOADING (the ranks ended well) -> OVER; OVER follows any failure."""
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    UPLOADING = "uploading"
+    OVER = "over"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What an attempt works with. `say` sends a report; its first argument is the kind, the others its own fields."""
+
+    settings: Settings
+    pace: Pace
+    interface: str
+    bucket: Bucket
+    journal: Journal
+    say: Callable[..., None]
+    clock: Callable[[], float] = time.time
+
+
+class Attempt:
+    """`tick` moves it on and returns at once. Made and started in the main thread, because it forks."""
+
+    def __init__(self, seen: Seen, roster: Roster, node_rank: int, tools: Tools) -> None:
+        self.number, self.spec, self.roster, self.node_rank = seen.orders.attempt, seen.spec, roster, node_rank
+        self.state = State.RUNNING
+        self.control = Control(attempt=self.number, generation=seen.orders.generation)
+        self._tools, self._run_dir, self._journal = tools, tools.settings.run_dir, tools.journal
+        self._seats = Seats.of(seen.spec, roster, node_rank, tools.interface)
+        self._stops: set[int] = set()
+        self._outcome: Outcome | None = None
+        self._saved: dict[str, Committed] = {}
+        self._said_final: set[str] = set()
+        self._asked: str | None = None
+        self._bad_since: float | None = None
+        self._started = False
+        self._next_look_at = self._next_progress_at = 0.0
+        self._prepare(seen)
+        self.saves, self._fetch = self._make_saves(), self._make_fetch()
+
+    def start(self, *, free_port: Callable[[], None]) -> None:
+        """The ranks run; `free_port` has been called just before. Raises OSError."""
+        self.saves.loop.start()
+        self._fetch.loop.start()
+        image = self.spec.image
+        command = image.command if image and image.command else self._tools.settings.command
+        free_port()
+        self.ranks = Ranks(command, self._seats, run_dir=self._run_dir, root=self._tools.settings.root)
+        self._journal.note("ranks_started", attempt=self.number, node_rank=self.node_rank, pids=self.ranks.pids())
+
+    @property
+    def busy(self) -> bool:
+        return self.state is not State.OVER
+
+    def order(self, kind: ControlKind, *, generation: int, deadline_at: float | None, doomed: tuple[str, ...]) -> None:
+        """The ranks are told; node ranks once under notice stay so."""
+        ranks = {rank for instance in doomed if (rank := self.roster.rank_of(instance)) is not None}
+        self.control = Control(
+            attempt=self.number,
+            generation=max(generation, self.control.generation),
+            kind=kind,
+            deadline_at=deadline_at,
+            doomed=tuple(sorted(ranks | set(self.control.doomed))),
+        )
+        self._write_control()
+        if kind in STOPS:
+            self._stops.add(self.control.generation)
+            if self.state is State.RUNNING:
+                self.state = State.DRAINING
+
+    def raise_generation(self, generation: int) -> None:
+        """A checkpoint that this node starts by itself carries the newest generation that it has seen."""
+        if self.control.kind is ControlKind.NONE:
+            self.control = replace(self.control, generation=max(generation, self.control.generation))
+
+    def tick(self) -> None:
+        """One look at ranks, progress and saves."""
+        while not self.saves.results.empty():
+            self._take(self.saves.results.get())
+        if self.state in (State.RUNNING, State.DRAINING):
+            self._look_at_progress()
+            self._look_at_ranks()
+        elif self.state is State.UPLOADING:
+            self._settle_outcome()
+
+    def leave(self) -> None:
+        """Nothing of the attempt runs on this node; saves that were not committed are given up."""
+        self.state = State.OVER
+        self.saves.loop.close()
+        self._fetch.loop.close()
+        self._end_ranks()
+        self.saves.loop.close(wait_s=self._tools.pace.rank_end_s)
+
+    # Start
+
+    def _prepare(self, seen: Seen) -> None:
+        """No process of an earlier attempt runs, and the run directory holds this attempt's orders only."""
+        left = end_marked(self._tools.settings.root)
+        if left:
+            self._journal.note("not_ended", processes=left)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        resume = seen.orders.resume_from
+        job = JobFile(
+            job=self.roster.job,
+            attempt=self.number,
+            spec=self.spec,
+            node_rank=self.node_rank,
+            nodes=len(self.roster.nodes),
+            agent_pid=os.getpid(),
+            corpus_dir=str(self._tools.settings.corpus_dir),
+            roster_id=self.roster.roster_id,
+            resume_from=resume.pointer if resume else None,
+            resume_parent=resume.parent if resume else None,
+        )
+        write_message(self._run_dir / "job.json", job)
+        self._write_control()
+
+    def _make_saves(self) -> Saves:
+        tools = self._tools
+        committer = Committer(
+            tools.bucket, prefix=self.spec.prefix, job=self.roster.job, attempt=self.number, journal=tools.journal
+        )
+        return Saves(
+            self._seats,
+            roster_id=self.roster.roster_id,
+            prefix=self.spec.prefix,
+            run_dir=self._run_dir,
+            bucket=tools.bucket,
+            committer=committer,
+            control=lambda: self.control,
+            pace=tools.pace,
+            journal=tools.journal,
+            clock=tools.clock,
+        )
+
+    def _make_fetch(self) -> Fetch:
+        return Fetch(
+            self._seats.ranks,
+            job=self.roster.job,
+            prefix=self.spec.prefix,
+            run_dir=self._run_dir,
+            local=(self._tools.settings.kept_dir, self._run_dir / "saves"),
+            bucket=self._tools.bucket,
+            downloads=self._tools.pace.downloads,
+            journal=self._journal,
+        )
+
+    def _write_control(self) -> None:
+        write_message(self._run_dir / "control.json", self.control)
+        self._journal.note(
+            "control_written",
+            attempt=self.number,
+            generation=self.control.generation,
+            kind=self.control.kind.value,
+            doomed=self.control.doomed,
+        )
+
+    # Ranks
+
+    def _look_at_progress(self) -> None:
+        now = self._tools.clock()
+        if self.node_rank != 0 or now < self._next_look_at:
+            return
+        self._next_look_at = now + self._tools.pace.progress_look_s
+        progress = self._read(self._run_dir / "progress.json", RankProgress)
+        if progress is None:
+            return
+        if progress.started and not self._started:
+            self._started = True
+            self._say_started(progress)
+        if now >= self._next_progress_at:
+            self._next_progress_at = now + self.spec.report_s
+            self._say(
+                Progress,
+                step=progress.step,
+                loss=progress.loss,
+                tokens_per_s=progress.tokens_per_s,
+                state=progress.state,
+            )
+
+    def _say_started(self, progress: RankProgress) -> None:
+        self._say(
+            Started,
+            step=parse_save_name(progress.restored).step if progress.restored else 0,
+            world_size=progress.world_size,
+            restored=progress.restored,
+            fell_back=progress.fell_back,
+        )
+
+    def _look_at_ranks(self) -> None:
+        codes = self.ranks.codes()
+        now = self._tools.clock()
+        if any(codes.values()):
+            # The rank that failed first need not be the first to be gone; the others get a moment to say why.
+            self._bad_since = self._bad_since or now
+            if None not in codes.values() or now - self._bad_since >= self._tools.pace.exits_settle_s:
+                crash = worst(codes)
+                assert crash is not None
+                self._fail(crash)
+        elif None not in codes.values():
+            self._ended_well()
+
+    def _ended_well(self) -> None:
+        outcomes = {
+            rank: self._read(self._run_dir / "outcome" / f"rank-{rank}.json", Outcome) for rank in self._seats.ranks
+        }
+        mute = next((rank for rank, outcome in outcomes.items() if outcome is None), None)
+        if mute is not None:
+            self._fail(
+                Crash(failure="crash", reason=f"rank {mute} ended with 0 and no outcome", rank=mute, exit_code=0)
+            )
+            return
+        self._look_at_last_progress()
+        self._outcome = outcomes[self._seats.ranks[0]]
+        assert self._outcome is not None
+        self._journal.note("outcome", outcome=self._outcome.outcome, step=self._outcome.step, save=self._outcome.save)
+        self.state = State.UPLOADING
+
+    def _look_at_last_progress(self) -> None:
+        """A training shorter than a look still says that it started."""
+        self._next_look_at = 0.0
+        self._look_at_progress()
+
+    def _read(self, path: Path, kind: type[T]) -> T | None:
+        """Return a rank's message, None when there is none or it does not keep the contract."""
+        try:
+            return read_message(path, kind)
+        except ValueError as error:
+            self._journal.note("message_unread", file=path.name, error=str(error))
+            return None
+
+    def _fail(self, crash: Crash) -> None:
+        self._end_ranks()
+        self._journal.note("outcome", outcome="failed", failure=crash.failure, reason=crash.reason)
+        self._say(
+            Failed,
+            failure=crash.failure,
+            reason=crash.reason,
+            exit_code=crash.exit_code,
+            rank=crash.rank,
+            log_tail=self.ranks.log_tail(crash.rank),
+        )
+        self.state = State.OVER
+
+    def _end_ranks(self) -> None:
+        if hasattr(self, "ranks"):
+            self.ranks.end(grace_s=self._tools.pace.rank_end_s)
+
+    # Saves
+
+    def _take(self, result: Result) -> None:
+        match result:
+            case Saved(committed):
+                self._saved[result.name] = committed
+                shutil.rmtree(self._run_dir / "restore", ignore_errors=True)
+                self._say_saved(committed, final=self._is_final(committed))
+            case SaveFailed(name, final, reason):
+                self._journal.note("save_failed", save=name, reason=reason)
+                if final or self._answers_stop(name):
+                    self._over(Failed, failure="save_failed", reason=f"{name}: {reason}")
+            case LostToFence(reason):
+                self._over(Failed, failure="fenced", reason=reason)
+            case Found(name, committed):
+                self._found(name, committed)
+
+    def _is_final(self, committed: Committed) -> bool:
+        manifest = committed.manifest
+        return manifest.final or manifest.answers_generation in self._stops or self._answers_stop(manifest.save)
+
+    def _answers_stop(self, save: str) -> bool:
+        """Return whether the ranks are known to have stopped after this save."""
+        return self._outcome is not None and self._outcome.save == save and self._outcome.outcome == "stopped"
+
+    def _settle_outcome(self) -> None:
+        """Over once the save that the outcome names is committed, or known not to be."""
+        outcome = self._outcome
+        assert outcome is not None
+        if not self.saves.idle() or not self.saves.results.empty() or self._asked:
+            return
+        if outcome.save is None:
+            self.state = State.OVER
+        elif outcome.save in self._saved:
+            self._conclude(self._saved[outcome.save], existing=outcome.existing)
+        else:
+            self._asked = outcome.save
+            self.saves.look_up(outcome.save)
+
+    def _found(self, name: str, committed: Committed | None) -> None:
+        if committed is None:
+            self._over(Failed, failure="save_failed", reason=f"{name} is not in the bucket")
+        else:
+            self._conclude(committed, existing=self._outcome is not None and self._outcome.existing)
+
+    def _conclude(self, committed: Committed, *, existing: bool) -> None:
+        outcome = self._outcome
+        assert outcome is not None
+        save = committed.manifest.save
+        if outcome.outcome == "stopped" and (existing or save not in self._said_final):
+            answers = outcome.answers_generation or committed.manifest.answers_generation
+            self._say_saved(committed, final=True, existing=existing, answers_generation=answers)
+        elif outcome.outcome == "finished" and self.node_rank == 0:
+            self._say(Finished, step=outcome.step, loss=outcome.loss, save=save)
+        self.state = State.OVER
+
+    def _say_saved(
+        self, committed: Committed, *, final: bool, existing: bool = False, answers_generation: int | None = None
+    ) -> None:
+        manifest = committed.manifest
+        if final:
+            self._said_final.add(manifest.save)
+        self._say(
+            CheckpointSaved,
+            save=manifest.save,
+            manifest_sha256=committed.sha256,
+            step=manifest.step,
+            final=final,
+            answers_generation=manifest.answers_generation if answers_generation is None else answers_generation,
+            existing=existing,
+            size_bytes=sum(file.size_bytes for file in manifest.files),
+            parent=manifest.parent,
+        )
+
+    def _over(self, kind: type[Report], **fields: object) -> None:
+        self._end_ranks()
+        self._say(kind, **fields)
+        self.state = State.OVER
+
+    def _say(self, kind: type[Report], **fields: object) -> None:
+        self._tools.say(kind, attempt=self.number, **fields)
+
+
+def keep_newest(attempt: Attempt, settings: Settings) -> None:
+    """The attempt's newest committed save lies in the kept directory, alone; the run directory may be cleared."""
+    newest: str | None = attempt.saves.newest
+    source: Path = settings.run_dir / "saves" / str(newest)
+    if newest is None or not source.is_dir():
+        return
+    shutil.rmtree(settings.kept_dir, ignore_errors=True)
+    settings.kept_dir.mkdir(parents=True)
+    source.rename(settings.kept_dir / newest)

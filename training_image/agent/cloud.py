@@ -1,0 +1,140 @@
+"""The agent's only use of boto3: clients with short timeouts, and a bucket whose refusals have names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+from boto3.dynamodb.types import TypeDeserializer
+from boto3.exceptions import Boto3Error
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+# What a call to AWS may raise after botocore's own retries.
+CLOUD_ERRORS = (BotoCoreError, ClientError, Boto3Error)
+
+_CONFIG = Config(
+    connect_timeout=2,
+    read_timeout=5,
+    retries={"mode": "standard", "max_attempts": 3},
+    max_pool_connections=32,
+)
+_CHUNK = 1 << 20
+
+
+class Refused(Exception):
+    """A conditional write was refused (412): the object is not as the condition wants it."""
+
+
+class Conflict(Exception):
+    """A conditional write ran at the same time as another (409); nothing is known, try again."""
+
+
+class Missing(Exception):
+    """There is no object under this key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clients:
+    """One client a service; boto3's clients may be shared by threads."""
+
+    dynamodb: Any
+    sqs: Any
+    s3: Any
+    sfn: Any
+
+
+def clients(region: str) -> Clients:
+    """Endpoint and credentials come from the environment or the instance role, as boto3 finds them."""
+    session = boto3.session.Session(region_name=region)
+    names = {"dynamodb": "dynamodb", "sqs": "sqs", "s3": "s3", "sfn": "stepfunctions"}
+    return Clients(**{field: session.client(service, config=_CONFIG) for field, service in names.items()})
+
+
+def error_code(error: Exception) -> str:
+    """Return AWS's error code, the exception's name where AWS did not answer."""
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", "Unknown"))
+    return type(error).__name__
+
+
+class OrdersTable:
+    """Strong reads of the orders table."""
+
+    def __init__(self, dynamodb: Any, table: str) -> None:
+        self._dynamodb, self._table = dynamodb, table
+        self._deserializer = TypeDeserializer()
+
+    def read(self, key: str) -> dict[str, Any] | None:
+        """Return the item's attributes, None when there is no item."""
+        answer = self._dynamodb.get_item(TableName=self._table, Key={"key": {"S": key}}, ConsistentRead=True)
+        item = answer.get("Item")
+        return item and {name: self._deserializer.deserialize(value) for name, value in item.items()}
+
+
+@dataclass(frozen=True)
+class Stored:
+    body: bytes
+    etag: str
+
+
+class Bucket:
+    """The checkpoint bucket. Raises CLOUD_ERRORS and what each method names."""
+
+    def __init__(self, s3: Any, name: str) -> None:
+        self._s3, self._name = s3, name
+
+    def get(self, key: str) -> Stored | None:
+        try:
+            answer = self._s3.get_object(Bucket=self._name, Key=key)
+        except ClientError as error:
+            if _status(error) == 404:
+                return None
+            raise
+        return Stored(answer["Body"].read(), answer["ETag"])
+
+    def put(self, key: str, body: bytes) -> None:
+        self._s3.put_object(Bucket=self._name, Key=key, Body=body)
+
+    def put_new(self, key: str, body: bytes) -> None:
+        """The object exists with this body. Raises Refused when there was one, Conflict."""
+        self._conditional(key, body, IfNoneMatch="*")
+
+    def replace(self, key: str, body: bytes, *, etag: str) -> None:
+        """The object that had `etag` has this body now. Raises Refused when it had changed, Conflict."""
+        self._conditional(key, body, IfMatch=etag)
+
+    def keys(self, prefix: str) -> list[str]:
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=prefix)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def upload(self, path: Path, key: str) -> None:
+        self._s3.upload_file(str(path), self._name, key)
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """Yield the object's bytes in chunks. Raises Missing."""
+        try:
+            answer = self._s3.get_object(Bucket=self._name, Key=key)
+        except ClientError as error:
+            if _status(error) == 404:
+                raise Missing(key) from error
+            raise
+        yield from iter(lambda: answer["Body"].read(_CHUNK), b"")
+
+    def _conditional(self, key: str, body: bytes, **condition: str) -> None:
+        try:
+            self._s3.put_object(Bucket=self._name, Key=key, Body=body, **condition)
+        except ClientError as error:
+            # S3 answers 404 to If-Match on a key that was deleted meanwhile.
+            if _status(error) in (404, 412):
+                raise Refused(key) from error
+            if _status(error) == 409:
+                raise Conflict(key) from error
+            raise
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -1,0 +1,282 @@
+"""From a save on local disk to a committed one: hash, upload, part, commit; one save of the attempt after another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.cloud import CLOUD_ERRORS, Bucket, error_code
+from agent.commit import Committed, Committer, Fenced, HeadUnreadable
+from agent.files import plain_name, sha256_of
+from agent.journal import Journal
+from agent.ranks import Seats
+from agent.settings import Pace
+from agent.threads import Loop
+from job_contract.checkpoint_layout import Part, SavedFile, file_key, parse_save_name, part_key
+from job_contract.node_files import Control, RankSave, read_message
+from job_contract.version import ContractError, canonical_json, decode, encode
+
+# Seconds between looks for a save that has become complete on disk.
+LOOK_S = 0.1
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The save is committed and the head is at or past it."""
+
+    committed: Committed
+
+    @property
+    def name(self) -> str:
+        return self.committed.manifest.save
+
+
+@dataclass(frozen=True)
+class SaveFailed:
+    """The save is over and was not committed."""
+
+    name: str
+    final: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class LostToFence:
+    """A later attempt owns the head; this attempt is over."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """Answer to `look_up`: the committed save of that name, None when there is none."""
+
+    name: str
+    committed: Committed | None
+
+
+@dataclass(frozen=True)
+class LocalSave:
+    """A save that all ranks of this node have completed; `any_rank` stands for what is equal on all of them."""
+
+    folder: Path
+    any_rank: RankSave
+    files: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.any_rank.save
+
+
+Result = Saved | SaveFailed | LostToFence | Found
+
+
+class Saves:
+    """Works on one attempt's saves in a thread of its own; `results` says how each ended."""
+
+    def __init__(
+        self,
+        seats: Seats,
+        *,
+        roster_id: str,
+        prefix: str,
+        run_dir: Path,
+        bucket: Bucket,
+        committer: Committer,
+        control: Callable[[], Control],
+        pace: Pace,
+        journal: Journal,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._seats, self._roster_id, self._prefix = seats, roster_id, prefix
+        self._folder = run_dir / "saves"
+        self._bucket, self._committer, self._control = bucket, committer, control
+        self._pace, self._journal, self._clock = pace, journal, clock
+        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._settled: set[str] = set()
+        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._known_parts: dict[str, Part] = {}
+        self._fenced = False
+        self.newest: str | None = None
+        self.loop = Loop("saves", self._round, journal)
+
+    def look_up(self, save: str) -> None:
+        """A Found for this save will come, after every save that is complete on disk now."""
+        self._asked.put(save)
+        self.loop.poke()
+
+    def idle(self) -> bool:
+        """Return whether every save that is complete on disk has its result in `results`."""
+        return self._fenced or not self._unsettled()
+
+    def _round(self) -> float:
+        if self._fenced:
+            return LOOK_S
+        for name in self._unsettled():
+            self._settle(name)
+            if self._fenced or self.loop.closed.is_set():
+                return LOOK_S
+        if not self._asked.empty():
+            name = self._asked.get()
+            try:
+                self.results.put(Found(name, self._committer.find(name)))
+            except CLOUD_ERRORS as error:
+                self._journal.note("manifest_unread", save=name, error=error_code(error))
+                self._asked.put(name)
+                return RETRY_S
+            except ContractError as error:
+                self._journal.note("manifest_damaged", save=name, error=str(error))
+                self.results.put(Found(name, None))
+        return LOOK_S
+
+    def _settle(self, name: str) -> None:
+        try:
+            result = self.settle(local_save(self._folder / name, self._seats.ranks))
+        except Fenced as error:
+            self._journal.note("fenced", save=name, error=str(error))
+            self._fenced = True
+            result = LostToFence(str(error))
+        except ValueError as error:
+            result = SaveFailed(name, False, f"a rank described it wrongly: {error}")
+        self.results.put(result)
+        self._settled.add(name)
+
+    def settle(self, save: LocalSave) -> Result:
+        """Return how the save ended; until then its files are uploaded and its part is put. Raises Fenced."""
+        seen_at = self._clock()
+        part = self._part(save)
+        if not self._put_part(part, save, seen_at):
+            return SaveFailed(save.name, save.any_rank.final, "the part could not be put before the deadline")
+        while not self.loop.closed.is_set():
+            try:
+                if result := self._look(save):
+                    return result
+            except (*CLOUD_ERRORS, HeadUnreadable) as error:
+                self._journal.note("save_retry", save=save.name, error=error_code(error))
+            except (ContractError, ValueError) as error:
+                return SaveFailed(save.name, save.any_rank.final, str(error))
+            if self._clock() > self._due_at(seen_at):
+                return SaveFailed(save.name, save.any_rank.final, "not all parts came before the deadline")
+            self.loop.closed.wait(self._pace.parts_s)
+        return SaveFailed(save.name, save.any_rank.final, "the attempt was left")
+
+    def _look(self, save: LocalSave) -> Result | None:
+        parts = self._parts(save.name)
+        committed = self._committer.find(save.name)
+        if committed is None:
+            broken = next((part for part in parts if part.failed), None)
+            if broken:
+                reason = f"part of node {broken.node_rank} failed: {broken.failed}"
+                return SaveFailed(save.name, save.any_rank.final, reason)
+            if len(parts) < self._seats.nodes:
+                return None
+            committed = self._committer.commit(save.any_rank, parts)
+        self._committer.move_head(committed)
+        self._journal.note("committed", save=save.name, step=committed.manifest.step, sha256=committed.sha256)
+        self.newest = save.name
+        self._forget_older(save.name)
+        return Saved(committed)
+
+    def _part(self, save: LocalSave) -> Part:
+        """Return this node's part; its files are in the bucket unless it says failed."""
+        part = Part(
+            job=self._seats.job,
+            attempt=self._seats.attempt,
+            save=save.name,
+            node_rank=self._seats.node_rank,
+            roster_id=self._roster_id,
+        )
+        workers = self._pace.uploads_doomed if self._doomed() else self._pace.uploads
+        try:
+            with ThreadPoolExecutor(workers, thread_name_prefix="upload") as pool:
+                files = tuple(pool.map(lambda name: self._upload(save, name), save.files))
+        except (*CLOUD_ERRORS, OSError, ContractError) as error:
+            self._journal.note("upload_failed", save=save.name, error=repr(error))
+            return dataclasses.replace(part, failed=error_code(error))
+        self._journal.note(
+            "save_uploaded", save=save.name, files=len(files), size_bytes=sum(f.size_bytes for f in files)
+        )
+        return dataclasses.replace(part, files=files)
+
+    def _upload(self, save: LocalSave, name: str) -> SavedFile:
+        path = save.folder / plain_name(name)
+        digest, size_bytes = sha256_of(path)
+        self._bucket.upload(path, file_key(self._prefix, save.name, name))
+        return SavedFile(path=name, size_bytes=size_bytes, sha256=digest, node_rank=self._seats.node_rank)
+
+    def _put_part(self, part: Part, save: LocalSave, seen_at: float) -> bool:
+        key = part_key(self._prefix, save.name, self._seats.node_rank)
+        while not self.loop.closed.is_set():
+            try:
+                self._bucket.put(key, canonical_json(encode(part)))
+            except CLOUD_ERRORS as error:
+                self._journal.note("part_unput", save=save.name, error=error_code(error))
+                if self._clock() > self._due_at(seen_at):
+                    return False
+                self.loop.closed.wait(RETRY_S)
+            else:
+                return True
+        return False
+
+    def _parts(self, save: str) -> list[Part]:
+        """Return the parts put so far that belong to this attempt's roster; each is read once."""
+        for key in self._bucket.keys(file_key(self._prefix, save, "parts/")):
+            if key not in self._known_parts and (stored := self._bucket.get(key)):
+                self._known_parts[key] = decode(Part, json.loads(stored.body))
+        wanted = [part_key(self._prefix, save, node_rank) for node_rank in range(self._seats.nodes)]
+        parts = [self._known_parts[key] for key in wanted if key in self._known_parts]
+        return [part for part in parts if (part.save, part.roster_id) == (save, self._roster_id)]
+
+    def _doomed(self) -> bool:
+        return self._seats.node_rank in self._control().doomed
+
+    def _due_at(self, seen_at: float) -> float:
+        """Doomed nodes have until the notice ends, the others a grace beyond it."""
+        deadline_at = self._control().deadline_at
+        if deadline_at is None:
+            return seen_at + self._pace.save_grace_s
+        return deadline_at if self._doomed() else max(deadline_at, seen_at) + self._pace.save_grace_s
+
+    def _unsettled(self) -> list[str]:
+        """Return the saves that are complete on this node and have no result yet, oldest first."""
+        names = [entry.name for entry in _entries(self._folder) if entry.name not in self._settled]
+        ours = [name for name in _saves_of(names, self._seats.attempt) if self._complete(self._folder / name)]
+        return sorted(ours, key=lambda name: parse_save_name(name).number)
+
+    def _complete(self, folder: Path) -> bool:
+        return all((folder / f"rank-{rank}.json").exists() for rank in self._seats.ranks)
+
+    def _forget_older(self, save: str) -> None:
+        number = parse_save_name(save).number
+        for entry in _entries(self._folder):
+            if entry.name in self._settled and parse_save_name(entry.name).number < number:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def local_save(folder: Path, ranks: Sequence[int]) -> LocalSave:
+    """Return the save in the folder; each rank has said that its share is complete. Raises ValueError."""
+    shares = [share for rank in ranks if (share := read_message(folder / f"rank-{rank}.json", RankSave))]
+    if len(shares) < len(ranks):
+        raise ContractError(f"{folder.name} lacks a rank's share")
+    return LocalSave(folder, shares[0], tuple(sorted({name for share in shares for name in share.files})))
+
+
+def _saves_of(names: list[str], attempt: int) -> Iterator[str]:
+    for name in names:
+        try:
+            if parse_save_name(name).attempt == attempt:
+                yield name
+        except ContractError:
+            continue
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
