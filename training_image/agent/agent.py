@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from agent.attempt import Attempt, State, Tools, keep_newest
+from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest
 from agent.heartbeat import Heartbeat
 from agent.identity import Identity
 from agent.imds import Notice
@@ -53,6 +53,7 @@ class Agent:
         self._port = HeldPort(identity.ip)
         self._born_at = tools.clock()
         self._next_ready_at = 0.0
+        self._faults = 0
 
     def run(self) -> int:
         """Return the exit code once the node has been released or `stopping` was set; nothing of it runs any more."""
@@ -70,7 +71,14 @@ class Agent:
         return 0
 
     def _round(self) -> float:
+        self._faults += 1
+        if self._faults > self.tools.pace.faults_in_a_row:
+            reason = f"the agent itself failed {self.tools.pace.faults_in_a_row} times in a row; see its journal"
+            self._say(Failed, attempt=self._ran or self._heard[0], failure="crash", reason=reason)
+            self.stopping = True
+            return self.tools.pace.tick_s
         self.tick()
+        self._faults = 0
         return self.tools.pace.tick_s
 
     def tick(self) -> None:
@@ -172,7 +180,10 @@ class Agent:
     def _answer_unstarted(self, orders: Orders) -> None:
         """An attempt that stops before this node has joined it has no new step: the save to restore answers."""
         resume = orders.resume_from
-        if orders.action is not Action.CHECKPOINT_STOP or resume is None:
+        if orders.action is not Action.CHECKPOINT_STOP:
+            return
+        if resume is None:
+            self._say(Failed, attempt=orders.attempt, failure="preemption", reason=NOTHING_TO_SAVE)
             return
         self._say(
             CheckpointSaved,

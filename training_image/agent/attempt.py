@@ -38,6 +38,9 @@ T = TypeVar("T")
 STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
 
+NOTHING_TO_SAVE = "stopped as ordered before a step was finished: there was nothing to save"
+
+
 class State(StrEnum):
     """RUNNING -> DRAINING (a stop is ordered) -> UPLOADING (the ranks ended well) -> OVER; OVER follows any failure."""
 
@@ -321,7 +324,7 @@ class Attempt:
         if not self.saves.idle() or not self.saves.results.empty() or self._asked:
             return
         if outcome.save is None:
-            self.state = State.OVER
+            self._over(Failed, failure="preemption", reason=NOTHING_TO_SAVE)
         elif outcome.save in self._saved:
             self._conclude(self._saved[outcome.save], existing=outcome.existing)
         else:

@@ -65,3 +65,4 @@ class Pace:
     rank_end_s: float = 1.0
     exits_settle_s: float = 0.5
     flush_s: float = 2.0
+    faults_in_a_row: int = 50

@@ -116,7 +116,7 @@ class Finished(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(Report):
-    """The ranks ended in a way that was not ordered; `failure` is one of `FAILURES`."""
+    """The ranks ended without a save that answers an order; `failure` is one of `FAILURES`."""
 
     kind: ClassVar[str] = "failed"
     failure: str
@@ -144,6 +144,7 @@ class NoticeSeen(Report):
 
 
 FAILURES = (
+    "preemption",
     "peer_lost",
     "hardware",
     "hang",

@@ -12,6 +12,7 @@ from agent.hygiene import marked
 from agent.imds import Notice
 from agent.orders import Seen
 from agent.ranks import worst
+from agent.threads import guarded
 from job_contract.checkpoint_layout import head_key, manifest_key, open_head, read_manifest
 from job_contract.node_files import Control, ControlKind, JobFile, read_message
 from job_contract.orders import ResumeFrom
@@ -161,6 +162,30 @@ def test_an_order_to_stop_that_overtakes_the_order_to_run_is_answered_by_the_sav
     assert (saved.attempt, saved.save, saved.step) == (2, resume.save, 10)
     assert (saved.final, saved.existing, saved.answers_generation) == (True, True, 9)
     assert node.agent.attempt is None
+
+
+def test_a_stop_with_nothing_to_save_is_told_at_once(start_node, play):
+    """Otherwise the run would wait for a save until its deadline."""
+    node = start_node()
+    node.orders.value = play.seen("checkpoint_stop", 9)
+    failed = node.wait_for("failed")
+    assert (failed.failure, failed.attempt) == ("preemption", 1)
+    assert "nothing to save" in failed.reason
+
+
+def test_an_agent_that_fails_without_end_says_so_and_gives_the_node_up(start_node, play, monkeypatch):
+    node = start_node()
+    started(node, play)
+
+    def broken():
+        raise IndexError("injected")
+
+    monkeypatch.setattr(node.agent.attempt, "tick", broken)
+    for _ in range(51):
+        guarded(node.agent._round, node.agent.tools.journal, "agent", 0.0)
+    assert node.agent.stopping
+    failed = node.heard("failed")[0]
+    assert (failed.failure, "50 times in a row" in failed.reason) == ("crash", True)
 
 
 def test_stop_ends_the_ranks_without_a_save_and_the_node_is_done(start_node, play, s3):

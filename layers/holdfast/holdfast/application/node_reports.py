@@ -115,9 +115,7 @@ class NodeReports:
 
     @_take.register
     def _(self, report: reports.Finished, node: Node) -> None:
-        self._record(
-            TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job
-        )
+        self._record(TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job)
 
     @_take.register
     def _(self, report: reports.Failed, node: Node) -> None:
