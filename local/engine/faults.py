@@ -1,0 +1,69 @@
+"""What the harness may do to the cloud while it runs: POST /_holdfast/<verb> with a JSON body."""
+
+import time
+from collections.abc import Callable
+
+from local.engine import capacity as model
+from local.engine.events import EventSource
+from local.engine.nodes import Nodes
+
+PREFIX = "/_holdfast/"
+
+
+class Faults:
+    def __init__(self, nodes: Nodes, events: EventSource, muted_kinds: set[str]) -> None:
+        self._nodes, self._events, self._muted_kinds = nodes, events, muted_kinds
+        self._verbs: dict[str, Callable[..., object]] = {
+            "interrupt": nodes.interrupt,
+            "rebalance": nodes.rebalance,
+            "kill": nodes.kill,
+            "mute": self.mute,
+            "set_capacity": self.set_capacity,
+            "visible_delay": self.visible_delay,
+            "instances": self.instances,
+            "emit": events.put,
+        }
+
+    def answer(self, verb: str, arguments: dict) -> tuple[int, object]:
+        """Status and JSON answer; a word the cloud doesn't know, or an instance that is not there, is a 4xx."""
+        if verb not in self._verbs:
+            return 404, {"error": f"no such verb: {verb}"}
+        try:
+            return 200, self._verbs[verb](**arguments)
+        except model.InstanceNotFound as error:
+            return 404, {"error": f"not running here: {error.args[0]}"}
+
+    def mute(self, state_changes: bool, reports: list[str]) -> None:
+        """From now on exactly this is lost on its way."""
+        self._events.muted_state_changes = state_changes
+        self._muted_kinds.clear()
+        self._muted_kinds.update(reports)
+
+    def set_capacity(self, instance_type: str, zone: str, market: str, slots: int | None, error_code: str) -> None:
+        with self._nodes.lock:
+            self._nodes.capacity.set_pool(
+                instance_type=instance_type, zone=zone, market=market, slots=slots, code=error_code
+            )
+
+    def visible_delay(self, seconds: float) -> None:
+        """DescribeInstances shows an instance so late after its launch."""
+        self._nodes.capacity.visible_delay_s = seconds
+
+    def instances(self) -> list[dict]:
+        with self._nodes.lock:
+            return [_shown(one) for one in self._nodes.capacity.instances.values()]
+
+
+def _shown(one: model.Instance) -> dict:
+    return {
+        "instance": one.instance_id,
+        "state": one.state,
+        "reason": one.reason,
+        "type": one.candidate.instance_type,
+        "zone": one.candidate.zone,
+        "market": one.market,
+        "fleet": one.fleet_id,
+        "tags": one.tags,
+        "launched_at": one.launched_at,
+        "age_s": time.time() - one.launched_at,
+    }

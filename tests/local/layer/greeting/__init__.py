@@ -1,0 +1,1 @@
+TEXT = "from the layer"
