@@ -82,7 +82,7 @@ class Nodes:
         if metadata:
             node.metadata.instance_action = {"action": "terminate", "time": iso(published_at + notice_s)}
         self._at(notice_s, lambda: self._lose(instance_id, model.SPOT_TERMINATION))
-        return self._events.interruption_warning(instance_id) if event else published_at
+        return self._events.interruption_warning(instance_id, published_at + notice_s) if event else published_at
 
     def rebalance(self, instance_id: str, *, event: bool, metadata: bool) -> float:
         """A rebalance recommendation by each way that is switched on."""

@@ -18,6 +18,7 @@ from holdfast.application.release import close_attempt, end_dead_attempt, releas
 from holdfast.application.sweep import START_GRACE_S, Sweep
 from holdfast.application.waiting import leave_token
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
+from holdfast.domain.obligations import answer_for
 from holdfast.domain.ownership import ORPHAN_GRACE_S, Ownership
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import candidates
@@ -423,3 +424,10 @@ def test_members_of_a_live_attempt_are_never_orphans(ports: FakePorts) -> None:
     ports.clock.step(10 * ORPHAN_GRACE_S)
     assert Sweep(ports).run() == Sweep(ports).run() == []
     assert len(ports.fleets.live) == 2
+
+
+def test_a_run_shorter_than_two_heartbeats_is_still_a_valid_state(ports: FakePorts) -> None:
+    job = b.after(b.a_job(run_s=1), b.started(), b.ready())
+    answer = answer_for(job, Wait.READY, b.NOW)
+    assert answer is not None
+    assert answer["heartbeat_s"] < answer["run_s"]

@@ -1,6 +1,7 @@
 """Instances as local processes: launched, warned, lost and ended, with the events of EC2."""
 
 import json
+from datetime import datetime
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -17,6 +18,10 @@ def running(stack, instance_id):
     """The facts that the node's agent wrote."""
     path = stack.cloud.root / "nodes" / instance_id / "facts.json"
     return eventually(lambda: path.exists() and json.loads(path.read_text()))
+
+
+def seconds(moment):
+    return datetime.fromisoformat(moment).timestamp()
 
 
 def processes(instance_id):
@@ -95,6 +100,7 @@ def test_an_interrupted_node_is_warned_by_metadata_and_event_and_then_killed(sta
     assert action["action"] == "terminate"
     [warning] = eventually(lambda: delivered(stack, "EC2 Spot Instance Interruption Warning", instance_id))
     assert warning["detail"] == {"instance-id": instance_id, "instance-action": "terminate"}
+    assert seconds(warning["time"]) + 120 == pytest.approx(seconds(action["time"]), abs=1.5)
     assert warning["resources"] == [f"arn:aws:ec2:us-east-1:000000000000:instance/{instance_id}"]
     eventually(lambda: states(stack, instance_id)[-1] == "terminated")
     assert processes(instance_id) == []

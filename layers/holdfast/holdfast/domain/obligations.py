@@ -55,7 +55,9 @@ def answer_for(job: Job, wait: Wait, now: float) -> dict[str, Any] | None:
         return {"outcome": "ended"}
     if wait is Wait.READY:
         if job.roster_id is not None:
-            return {"outcome": "started", "heartbeat_s": HEARTBEAT_S, "run_s": job.run_s}
+            # A state's heartbeat must be shorter than its timeout.
+            run_s = max(job.run_s, HEARTBEAT_S + 1)
+            return {"outcome": "started", "heartbeat_s": HEARTBEAT_S, "run_s": run_s}
         return {"outcome": "withdrawn"} if job.intent is not Intent.RUN else None
     if wait is Wait.TRAINING and action_for(job) is Action.CHECKPOINT_STOP:
         return {"outcome": "interrupted", "checkpoint_wait_s": checkpoint_wait_s(job, now)}
