@@ -7,7 +7,7 @@ from typing import Any
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from holdfast.application.record import record
+from holdfast.application.record import record as record_event
 from holdfast.domain.errors import Rejected
 from holdfast.domain.events import CancelRequested
 from holdfast.messages.control_request import control_identity, read_control
@@ -18,16 +18,16 @@ from holdfast.runtime.wiring import supervisor
 processor = BatchProcessor(event_type=EventType.SQS)
 
 
-def take(message: Any) -> None:
+def take(record: Any) -> None:
     try:
-        control = read_control(message.body)
+        control = read_control(record.body)
         event = CancelRequested(
             at=supervisor().clock(), request=control_identity(control), cause=control.requested_by or ""
         )
-        job = record(event, control.job, supervisor())
+        job = record_event(event, control.job, supervisor())
     except Rejected as refusal:
         logger.info("control refused", code=refusal.code, reason=refusal.reason)
-        supervisor().outbox.result(refusal_id(message.body), "refused", refusal_message(refusal, message.body))
+        supervisor().outbox.result(refusal_id(record.body), "refused", refusal_message(refusal, record.body))
         return
     logger.info("control taken", job_id=job.id, phase=job.phase, intent=job.intent)
 

@@ -24,11 +24,14 @@ def run(client) -> None:
         roleArn=f"arn:aws:iam::{ACCOUNT}:role/self-check",
         definition=json.dumps(_waiting(queue)),
     )["stateMachineArn"]
-    timed, stopped = (
-        sfn.start_execution(stateMachineArn=machine, name=uuid.uuid4().hex, input='{"seconds": 1}')["executionArn"]
-        for _ in range(2)
-    )
-    _expect(sfn, timed, "RUNNING", "a started execution is not running")
+
+    def started(seconds: int) -> str:
+        name, wait = uuid.uuid4().hex, json.dumps({"seconds": seconds})
+        return sfn.start_execution(stateMachineArn=machine, name=name, input=wait)["executionArn"]
+
+    timed = started(1)
+    # Long enough to be stopped in time on a busy machine.
+    stopped = started(20)
     sfn.stop_execution(executionArn=stopped, error="Stopped", cause="self-check")
     _expect(sfn, timed, "FAILED", "TimeoutSecondsPath of 1 s did not fire")
     _expect(sfn, stopped, "ABORTED", "a stopped execution did not stay ABORTED")

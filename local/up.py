@@ -81,7 +81,7 @@ def main() -> int:
     ready = start()
     settings = " ".join(f"{name}={value}" for name, value in ready["environment"].items())
     queue = ready["outputs"]["RequestQueueUrl"]
-    print(f"""The embedded cloud runs at {ready["environment"]["AWS_ENDPOINT_URL"]} (process {ready["pid"]}); `make down` ends it.
+    print(f"""The embedded cloud runs at {ready["environment"]["AWS_ENDPOINT_URL"]}; `make down` ends it.
 
     export {settings}
 

@@ -50,7 +50,8 @@ class EventSource:
     def interruption_warning(self, instance_id: str, ends_at: float) -> float:
         """The event names no end: whoever reads it adds two minutes to its time, so a shorter notice is dated back."""
         detail = {"instance-id": instance_id, "instance-action": "terminate"}
-        return self.put("aws.ec2", "EC2 Spot Instance Interruption Warning", detail, [instance_arn(instance_id)], ends_at - 120)
+        resources = [instance_arn(instance_id)]
+        return self.put("aws.ec2", "EC2 Spot Instance Interruption Warning", detail, resources, ends_at - 120)
 
     def rebalance_recommendation(self, instance_id: str) -> float:
         detail = {"instance-id": instance_id}

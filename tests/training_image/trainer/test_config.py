@@ -1,0 +1,44 @@
+"""Claims about the config and the learning-rate schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.training_image.trainer.folder_agent import tiny_spec
+from trainer.config import config_of
+from trainer.endings import UserError
+
+
+def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_a_tenth():
+    config = config_of(tiny_spec(learning_rate=1.0, warmup_steps=4, steps=20))
+    rates = [config.learning_rate(step) for step in range(21)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[12] == pytest.approx(0.55)
+    assert rates[20] == pytest.approx(0.1)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_the_hash_covers_what_is_trained_and_not_how_it_is_spread():
+    spec = tiny_spec()
+    same = replace(spec, training=replace(spec.training, parallel="ddp", micro_batch=2))
+    other = replace(spec, training=replace(spec.training, seed=8))
+    assert config_of(spec).hash == config_of(same).hash
+    assert config_of(spec).hash != config_of(other).hash
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"parallel": "pipeline"}, "parallel"),
+        ({"precision": "fp8"}, "precision"),
+        ({"global_batch": 0}, "global_batch"),
+        ({"init_from": "job-0"}, "init_from"),
+        ({"model": {"kv_heads": 3}}, "kv_heads"),
+        ({"model": {"vocab": 100}}, "vocab"),
+    ],
+)
+def test_what_the_trainer_cannot_do_is_refused_by_name(wrong: dict, named: str):
+    with pytest.raises(UserError, match=named):
+        config_of(tiny_spec(**wrong))

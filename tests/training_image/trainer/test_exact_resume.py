@@ -1,0 +1,143 @@
+"""Claims about resumes, judged on every loss and on the sha256 over all parameters and moments."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from job_contract.spec import JobSpec
+from tests.training_image.trainer.folder_agent import FolderBucket, started, tiny_spec
+from tests.training_image.trainer.states import state_sha256
+
+pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+STEPS, SAVED_AT = 6, 2
+
+
+@dataclass
+class Whole:
+    """An uninterrupted training and the saves that it left on its way."""
+
+    spec: JobSpec
+    bucket: FolderBucket
+    losses: dict[int, float]
+
+    @property
+    def sha256(self) -> str:
+        return state_sha256(self.bucket.folder(self.bucket.pointer(STEPS).save))
+
+
+def train(root: Path, corpus_dir: Path, spec: JobSpec, world_size: int) -> Whole:
+    bucket = FolderBucket(root / "bucket")
+    with started(root, corpus_dir, spec, world_size, bucket=bucket) as ranks:
+        assert set(ranks.finish()) == {0}, ranks.log(0)
+        return Whole(spec, bucket, ranks.losses())
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory, corpus_dir) -> Iterator[Whole]:
+    yield train(
+        tmp_path_factory.mktemp("two"), corpus_dir, tiny_spec(steps=STEPS, interval_steps=SAVED_AT, micro_batch=4), 2
+    )
+
+
+def resumed(
+    root: Path, corpus_dir: Path, whole: Whole, world_size: int, command: tuple[str, ...] = ("-m", "trainer")
+) -> tuple[dict[int, float], str]:
+    """Return the losses and the last state of an attempt that starts from the first save of `whole`."""
+    bucket = copied(whole.bucket, root / "resumed")
+    pointer = bucket.pointer(SAVED_AT)
+    with started(
+        root, corpus_dir, whole.spec, world_size, bucket=bucket, attempt=2, resume_from=pointer, command=command
+    ) as ranks:
+        assert set(ranks.finish()) == {0}, ranks.log(0)
+        return ranks.losses(), state_sha256(bucket.folder(bucket.committed[-1].save))
+
+
+def after(losses: dict[int, float], step: int) -> dict[int, float]:
+    return {at: loss for at, loss in losses.items() if at > step}
+
+
+def test_fsdp_on_two_ranks_resumes_bit_identical(tmp_path, corpus_dir, on_two):
+    losses, sha256 = resumed(tmp_path, corpus_dir, on_two, 2)
+    assert (losses, sha256) == (after(on_two.losses, SAVED_AT), on_two.sha256)
+
+
+def test_a_resume_with_one_other_sample_is_found_to_differ(tmp_path, corpus_dir, on_two):
+    command = ("-m", "bench.altered_trainer", "sample_swapped")
+    losses, sha256 = resumed(tmp_path, corpus_dir, on_two, 2, command)
+    assert sha256 != on_two.sha256
+    assert losses != after(on_two.losses, SAVED_AT)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_save_of_two_ranks_resumes_on_other_numbers_within_a_millionth(tmp_path, corpus_dir, on_two, world_size: int):
+    losses, _ = resumed(tmp_path, corpus_dir, on_two, world_size)
+    assert losses == pytest.approx(after(on_two.losses, SAVED_AT), rel=1e-6)
+
+
+def test_ddp_on_three_ranks_with_an_uneven_batch_resumes_bit_identical(tmp_path, corpus_dir):
+    # DDP's first bucket is 1 MiB, and only several buckets can change their order: 4 MB of gradients.
+    spec = tiny_spec(
+        parallel="ddp",
+        steps=STEPS,
+        interval_steps=SAVED_AT,
+        sequence_length=16,
+        model={"dim": 128, "layers": 4, "ffn_dim": 512},
+    )
+    whole = train(tmp_path, corpus_dir, spec, 3)
+    losses, sha256 = resumed(tmp_path, corpus_dir, whole, 3)
+    assert (losses, sha256) == (after(whole.losses, SAVED_AT), whole.sha256)
+
+
+def test_damaged_saves_are_passed_over_one_after_the_other_and_named(tmp_path, corpus_dir, on_two):
+    """The newest save has a damaged manifest, its parent a flipped byte in a data file; the one before is good."""
+    bucket = copied(on_two.bucket, tmp_path / "bucket")
+    first, second, third = (bucket.pointer(step) for step in (2, 4, 6))
+    flip(bucket.folder(third.save) / "manifest.json")
+    flip(bucket.folder(second.save) / "__1_0.distcp")
+    with started(
+        tmp_path, corpus_dir, on_two.spec, 2, bucket=bucket, attempt=2, resume_from=third, resume_parent=second
+    ) as ranks:
+        assert ranks.finish() == [0, 0], ranks.log(0)
+        progress, outcomes = ranks.progress(), ranks.outcomes()
+        assert ranks.losses() == after(on_two.losses, 2)
+    assert progress.restored == first.save
+    assert [(item.save, item.file) for item in progress.fell_back] == [
+        (third.save, "manifest.json"),
+        (second.save, "__1_0.distcp"),
+    ]
+    assert all(outcome.fell_back == progress.fell_back for outcome in outcomes)
+
+
+def test_a_damaged_save_without_a_parent_ends_as_bad_checkpoint(tmp_path, corpus_dir, on_two):
+    bucket = copied(on_two.bucket, tmp_path / "bucket")
+    pointer = bucket.pointer(SAVED_AT)
+    flip(bucket.folder(pointer.save) / ".metadata")
+    with started(tmp_path, corpus_dir, on_two.spec, 1, bucket=bucket, attempt=2, resume_from=pointer) as ranks:
+        assert ranks.finish() == [70]
+        assert f"nothing is left to resume from: {pointer.save}/.metadata" in ranks.log(0)
+
+
+def test_a_save_of_another_config_is_the_users_fault_and_the_field_is_named(tmp_path, corpus_dir, on_two):
+    spec = replace(on_two.spec, training=replace(on_two.spec.training, learning_rate=0.5))
+    pointer = on_two.bucket.pointer(SAVED_AT)
+    with started(tmp_path, corpus_dir, spec, 1, bucket=on_two.bucket, attempt=2, resume_from=pointer) as ranks:
+        assert ranks.finish() == [74]
+        assert "different: learning_rate" in ranks.log(0)
+
+
+def copied(bucket: FolderBucket, root: Path) -> FolderBucket:
+    for pointer in bucket.committed:
+        shutil.copytree(bucket.folder(pointer.save), root / pointer.save)
+    return FolderBucket(root, list(bucket.committed))
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)

@@ -1,0 +1,89 @@
+"""Claims about orders: all ranks act at the same step, wherever the order came in."""
+
+from __future__ import annotations
+
+import pytest
+
+from job_contract.checkpoint_layout import parse_save_name
+from job_contract.node_files import ControlKind, RankSave, read_message
+from tests.training_image.trainer.folder_agent import FolderBucket, started, tiny_spec
+
+pytestmark = pytest.mark.ranks
+ENDLESS = 100_000
+
+
+@pytest.fixture
+def bucket(tmp_path) -> FolderBucket:
+    return FolderBucket(tmp_path / "bucket")
+
+
+def test_an_order_that_one_node_sees_is_obeyed_by_all_at_one_step_in_the_middle_of_accumulation(
+    tmp_path, corpus_dir, bucket
+):
+    # Sixteen micro-steps a step: an order falls between two optimizer steps only once in sixteen times.
+    spec = tiny_spec(steps=ENDLESS, interval_steps=ENDLESS, micro_batch=1, global_batch=32)
+    with started(tmp_path, corpus_dir, spec, 2, bucket=bucket) as ranks:
+        ranks.until(lambda: ranks.saw("first_step"))
+        first = ranks.order(ControlKind.CHECKPOINT, nodes=[1])
+        ranks.until(lambda: bool(bucket.committed))
+        steps_at_first_save = parse_save_name(bucket.committed[0].save).step
+        ranks.until(lambda: ranks.metrics()[-1]["step"] > steps_at_first_save)
+        second = ranks.order(ControlKind.CHECKPOINT_STOP, nodes=[0], doomed=(1,))
+        assert ranks.finish() == [0, 0], ranks.log(0)
+
+        final = bucket.committed[-1].save
+        outcomes = ranks.outcomes()
+        assert {(outcome.outcome, outcome.save, outcome.existing) for outcome in outcomes} == {
+            ("stopped", final, False)
+        }
+        assert {outcome.answers_generation for outcome in outcomes} == {second}
+        assert {outcome.step for outcome in outcomes} == {parse_save_name(final).step} == {ranks.metrics()[-1]["step"]}
+        assert [line["step"] for line in ranks.metrics()] == list(range(1, outcomes[0].step + 1))
+        assert parse_save_name(final).number == 2
+        shares = [
+            read_message(ranks.run_dir(rank) / "saves" / final / f"rank-{rank}.json", RankSave) for rank in ranks.ranks
+        ]
+        assert [share.answers_generation for share in shares] == [second, second]
+        assert [line["generation"] for line in ranks.events(1) if line["event"] == "signal"] == [first]
+
+
+def test_an_order_before_the_first_new_step_names_the_save_that_is_there(tmp_path, corpus_dir, bucket):
+    spec = tiny_spec(steps=ENDLESS, interval_steps=ENDLESS)
+    with started(tmp_path, corpus_dir, spec, 1, bucket=bucket) as ranks:
+        ranks.until(lambda: ranks.saw("first_step"))
+        ranks.order(ControlKind.CHECKPOINT)
+        ranks.until(lambda: bool(bucket.committed))
+        ranks.order(ControlKind.STOP)
+        assert ranks.finish() == [0], ranks.log(0)
+        assert [(outcome.outcome, outcome.save) for outcome in ranks.outcomes()] == [("aborted", None)]
+
+    pointer = bucket.committed[0]
+    with started(tmp_path, corpus_dir, spec, 1, bucket=bucket, attempt=2, resume_from=pointer) as ranks:
+        generation = ranks.order(ControlKind.CHECKPOINT)
+        ranks.until(lambda: ranks.saw("first_step"))
+        progress = ranks.progress()
+        assert (progress.answered_generation, progress.newest_save) == (generation, pointer.save)
+        ranks.order(ControlKind.STOP)
+        assert ranks.finish() == [0], ranks.log(0)
+
+    with started(tmp_path, corpus_dir, spec, 2, bucket=bucket, attempt=3, resume_from=pointer) as ranks:
+        generation = ranks.order(ControlKind.CHECKPOINT_STOP)
+        assert ranks.finish() == [0, 0], ranks.log(0)
+        for outcome in ranks.outcomes():
+            assert (outcome.outcome, outcome.save, outcome.existing) == ("stopped", pointer.save, True)
+            assert (outcome.step, outcome.answers_generation) == (pointer.step, generation)
+        assert ranks.metrics() == []
+    assert bucket.committed == [pointer]
+
+
+def test_replicated_state_is_written_by_the_node_that_will_live(tmp_path, corpus_dir, bucket):
+    spec = tiny_spec(steps=ENDLESS, interval_steps=ENDLESS, parallel="ddp")
+    with started(tmp_path, corpus_dir, spec, 2, bucket=bucket) as ranks:
+        ranks.until(lambda: ranks.saw("first_step"))
+        ranks.order(ControlKind.CHECKPOINT_STOP, nodes=[1], doomed=(0,))
+        assert ranks.finish() == [0, 0], ranks.log(0)
+        save = bucket.committed[-1].save
+        shares = [
+            read_message(ranks.run_dir(rank) / "saves" / save / f"rank-{rank}.json", RankSave) for rank in ranks.ranks
+        ]
+        assert [share.files for share in shares] == [(".metadata",), ("__1_0.distcp",)]
