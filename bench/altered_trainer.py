@@ -1,0 +1,80 @@
+"""The trainer with one thing wrong, to show that the checks of exactness can fail.
+
+`python -m bench.altered_trainer <how> <run_dir>`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from job_contract.node_files import JobFile
+from trainer import data, train
+from trainer.__main__ import main
+
+FAR = 1000
+
+
+def sample_swapped() -> None:
+    """The second sample of the step that follows the restored one is another."""
+    sample = data.Order.sample
+    resume = train.start_or_resume
+
+    def altered_resume(run: train.Run, job: JobFile) -> None:
+        resume(run, job)
+        wrong = run.step * run.config.training.global_batch + 1
+        data.Order.sample = lambda order, index: sample(order, index + FAR if index == wrong else index)  # type: ignore[method-assign]
+
+    train.start_or_resume = altered_resume
+
+
+def moments_zeroed() -> None:
+    """The optimizer starts without the moments that the save holds."""
+
+    def zero(run: train.Run) -> None:
+        for name, tensor in run.learner.tensors().items():
+            if name.startswith("moment"):
+                tensor.zero_()
+
+    _after_resume(zero)
+
+
+def optimizer_step_off_by_one() -> None:
+    """AdamW counts one step more than were taken."""
+    _after_resume(lambda run: run.learner.set_step(run.step + 1))
+
+
+def data_off_by_one() -> None:
+    """Every step trains on the global batch of the next."""
+    micro = data.Batches.micro
+    _after_resume(
+        lambda _: setattr(data.Batches, "micro", lambda batches, step, number: micro(batches, step + 1, number))
+    )
+
+
+def not_warmed_up() -> None:
+    """The state is loaded before DDP has settled its buckets."""
+    train.WARM_UP_STEPS = 0
+
+
+def _after_resume(alter: Callable[[train.Run], object]) -> None:
+    resume = train.start_or_resume
+
+    def altered(run: train.Run, job: JobFile) -> None:
+        resume(run, job)
+        alter(run)
+
+    train.start_or_resume = altered
+
+
+ALTERATIONS = {
+    change.__name__: change
+    for change in (sample_swapped, moments_zeroed, optimizer_step_off_by_one, data_off_by_one, not_warmed_up)
+}
+
+if __name__ == "__main__":
+    ALTERATIONS[sys.argv[1]]()
+    code = main(sys.argv[2:])
+    sys.stderr.flush()
+    os._exit(code)

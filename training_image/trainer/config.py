@@ -1,0 +1,82 @@
+"""What a rank trains, frozen: taken from the job's spec once, and hashed where a resume must not differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from job_contract.spec import CheckpointSpec, JobSpec, ModelSpec, TrainingSpec
+from job_contract.version import canonical_json
+from trainer.endings import UserError
+
+BYTE_VALUES = 256
+LOWEST_RATE = 0.1  # of the peak, where the cosine ends
+
+# Free to change between attempts: they move the last bits of a sum, not what is trained.
+FREE_FIELDS = ("parallel", "micro_batch", "init_from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The training part of a spec, found fit for this trainer."""
+
+    training: TrainingSpec
+    checkpoint: CheckpointSpec
+    ranks_per_node: int
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.training.model
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.training.global_batch * self.training.sequence_length
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The fields that a resume must find unchanged."""
+        fields = dataclasses.asdict(self.training)
+        return {name: value for name, value in fields.items() if name not in FREE_FIELDS}
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(canonical_json(self.fixed)).hexdigest()
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate of the step after `step` finished ones: linear warm-up, then a cosine to a tenth."""
+        training = self.training
+        if step < training.warmup_steps:
+            return training.learning_rate * (step + 1) / training.warmup_steps
+        progress = (step - training.warmup_steps) / max(1, training.steps - training.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return training.learning_rate * (LOWEST_RATE + (1 - LOWEST_RATE) * cosine)
+
+
+def config_of(spec: JobSpec) -> Config:
+    """Return the config of a spec. Raises UserError for what this trainer cannot do."""
+    _refuse(spec.training)
+    return Config(training=spec.training, checkpoint=spec.checkpoint, ranks_per_node=spec.ranks_per_node)
+
+
+def _refuse(training: TrainingSpec) -> None:
+    model = training.model
+    checks = {
+        f"data.corpus is {training.data.corpus!r}; this image carries 'stdlib'": training.data.corpus == "stdlib",
+        "init_from is not supported by this image": training.init_from is None,
+        f"parallel is {training.parallel!r}; known are ddp and fsdp": training.parallel in ("ddp", "fsdp"),
+        f"precision is {training.precision!r}; known are auto, fp32 and bf16": training.precision
+        in ("auto", "fp32", "bf16"),
+        f"model.vocab is {model.vocab}; byte tokens need at least {BYTE_VALUES}": model.vocab >= BYTE_VALUES,
+        f"model.dim {model.dim} is not a multiple of 2 x heads {model.heads}": model.dim % (2 * model.heads) == 0,
+        f"model.heads {model.heads} is not a multiple of kv_heads {model.kv_heads}": model.heads % model.kv_heads == 0,
+        "steps, global_batch, sequence_length and micro_batch must be positive": min(
+            training.steps, training.global_batch, training.sequence_length, training.micro_batch or 1
+        )
+        > 0,
+    }
+    wrong = [text for text, holds in checks.items() if not holds]
+    if wrong:
+        raise UserError("; ".join(wrong))

@@ -1,0 +1,283 @@
+"""The loop, top to bottom: start, throw-away warm-up, restore, step after step with saves and orders, the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional as F
+
+from job_contract.node_files import ControlKind, JobFile, Outcome, RankProgress, write_message
+from job_contract.reports import FellBack
+from trainer import data
+from trainer.checkpoint import Saves
+from trainer.config import Config, config_of
+from trainer.control import Agreement, ControlFile, Order
+from trainer.corpus import open_corpus
+from trainer.endings import Diverged
+from trainer.metrics import Journal
+from trainer.parallel import Learner, Ranks, join, shorten_timeouts
+from trainer.restore import OrderedMeanwhile, Restore
+
+# DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
+WARM_UP_STEPS = 2
+MOST_NON_FINITE_STEPS = 3
+NO_ORDER = Order(generation=0, kind=ControlKind.NONE)
+
+
+@dataclass
+class Run:
+    """What the loop works with and where it stands. `step` counts finished optimizer steps of the whole training."""
+
+    config: Config
+    ranks: Ranks
+    journal: Journal
+    control: ControlFile
+    agreement: Agreement
+    batches: data.Batches
+    learner: Learner
+    saves: Saves
+    restore: Restore
+    step: int = 0
+    loss: float = 0.0
+    non_finite_steps: int = 0
+    new_steps: int = 0
+    fell_back: tuple[FellBack, ...] = ()
+    answered_generation: int = 0
+    saved_at: float = 0.0
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=10))
+
+
+def train(run_dir: Path, job: JobFile) -> None:
+    """The job is trained to its last step, or stopped as ordered, and the outcome is written. Raises an Ending else."""
+    config = config_of(job.spec)
+    ranks = join()
+    run = prepare(run_dir, job, config, ranks)
+    warm_up(run)
+    try:
+        start_or_resume(run, job)
+        outcome = loop(run)
+    except OrderedMeanwhile:
+        outcome = end_before_the_first_step(run, job)
+    dist.barrier(group=ranks.saves)
+    write_message(run_dir / "outcome" / f"rank-{ranks.rank}.json", outcome)
+    run.journal.event("exit", outcome=outcome.outcome, step=outcome.step, save=outcome.save)
+    dist.destroy_process_group()
+
+
+def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
+    """Return a run that has not trained anything yet. Raises UserError when the ranks do not agree on what to train."""
+    journal = Journal(run_dir, ranks.rank, job.attempt)
+    control = ControlFile(run_dir, job.attempt, journal)
+    corpus = open_corpus(Path(job.corpus_dir))
+    ranks.require_same("config_hash", config.hash)
+    ranks.require_same("corpus_digest", corpus.digest)
+    return Run(
+        config=config,
+        ranks=ranks,
+        journal=journal,
+        control=control,
+        agreement=Agreement(control, ranks.flags, job.nodes),
+        batches=data.Batches(corpus, config, ranks.rank, ranks.world_size),
+        learner=Learner(config, ranks),
+        saves=Saves(run_dir, job, config, corpus.digest, ranks, journal),
+        restore=Restore(run_dir, job, config, corpus.digest, ranks, control),
+    )
+
+
+def warm_up(run: Run) -> None:
+    """Buckets, communicators and kernels are settled; parameters, moments and the data position are as they were."""
+    show(run, "warming_up")
+    batch = data.warm_up_batch(run.config, run.batches.micro_batch)
+    for _ in range(WARM_UP_STEPS):
+        backward(run, batch, last=True)
+        run.learner.clip()
+        run.learner.update(0.0)
+    run.learner.reset()
+
+
+def start_or_resume(run: Run, job: JobFile) -> None:
+    """The run stands where the save left it, or at step 0. Raises what `Restore.into` raises."""
+    if job.resume_from is None:
+        return
+    show(run, "restoring")
+    started = time.perf_counter()
+    restored = run.restore.into(run.learner.tensors())
+    run.step, run.loss = restored.facts["step"], restored.facts["last_loss"]
+    run.learner.set_step(run.step)
+    run.saves.restored, run.fell_back = restored.pointer, restored.fell_back
+    run.journal.event("restored", save=restored.pointer.save, step=run.step, seconds=time.perf_counter() - started)
+
+
+def loop(run: Run) -> Outcome:
+    """Return how the training ended."""
+    run.saved_at = time.monotonic()
+    show(run, "running")
+    while run.step < run.config.training.steps:
+        order = one_step(run)
+        if order is None:
+            if save_is_due(run) and not run.non_finite_steps:
+                save(run)
+            continue
+        run.answered_generation = order.generation
+        if order.kind is ControlKind.STOP:
+            return end(run, "aborted", save=None)
+        name, existing = save_unless_there(run, order)
+        if order.kind is ControlKind.CHECKPOINT_STOP:
+            return end(run, "stopped", save=name, existing=existing)
+        show(run, "running", always=True)
+    if run.non_finite_steps:
+        raise Diverged(f"the last step, {run.step}, was not finite")
+    name, existing = save_unless_there(run, NO_ORDER)
+    return end(run, "finished", save=name, existing=existing)
+
+
+def one_step(run: Run) -> Order | None:
+    """One optimizer step is finished; or the ranks agreed on an order, and the state is that of the step before."""
+    started = time.perf_counter()
+    loss_sum = torch.zeros((), dtype=torch.float64, device=run.ranks.device)
+    for micro in range(run.batches.micro_steps):
+        run.agreement.start(save_due=interval_is_over(run))
+        seed_dropout(run, micro)
+        loss_sum += backward(run, run.batches.micro(run.step, micro), last=micro == run.batches.micro_steps - 1)
+        order = run.agreement.finish()
+        if order is not None:
+            run.learner.optimizer.zero_grad()
+            return order
+    norm = run.learner.clip()
+    learning_rate = run.config.learning_rate(run.step)
+    run.learner.update(learning_rate)
+    dist.all_reduce(loss_sum)
+    record(run, float(loss_sum) / run.config.tokens_per_step, norm, learning_rate, time.perf_counter() - started)
+    return None
+
+
+def backward(run: Run, batch: data.MicroBatch, *, last: bool) -> Tensor:
+    """Return the sum of this micro-batch's token losses; its gradient, per token of the global batch, is added up."""
+    device = run.ranks.device
+    with run.learner.accumulate(last=last):
+        with run.learner.autocast():
+            logits_BTV = run.learner.net(batch.tokens_BT.to(device))
+        losses_BT = F.cross_entropy(
+            logits_BTV.float().flatten(0, 1), batch.targets_BT.to(device).flatten(), reduction="none"
+        ).view_as(batch.targets_BT)
+        weighted_BT = losses_BT * batch.weights_B.to(device)[:, None]
+        (weighted_BT.sum() / run.config.tokens_per_step).backward()
+    return weighted_BT.detach().sum(dtype=torch.float64)
+
+
+def seed_dropout(run: Run, micro: int) -> None:
+    """Dropout draws from a generator seeded by where the training stands, so no generator has to be saved."""
+    if run.config.model.dropout > 0:
+        torch.manual_seed(data.mixed(run.config.training.seed, run.step, micro, run.ranks.rank))
+
+
+def record(run: Run, loss: float, norm: float, learning_rate: float, seconds: float) -> None:
+    """The finished step is counted and written down. Raises Diverged after too many non-finite ones in a row."""
+    run.step += 1
+    run.new_steps += 1
+    run.step_seconds.append(seconds)
+    finite = isfinite(loss) and isfinite(norm)
+    run.non_finite_steps = 0 if finite else run.non_finite_steps + 1
+    run.loss = loss if finite else run.loss
+    run.journal.step(step=run.step, loss=loss, lr=learning_rate, tokens=run.config.tokens_per_step, seconds=seconds)
+    if run.new_steps == 1:
+        run.journal.event("first_step", step=run.step, loss=loss)
+        shorten_timeouts(run.ranks)
+    if run.non_finite_steps >= MOST_NON_FINITE_STEPS:
+        raise Diverged(
+            f"{MOST_NON_FINITE_STEPS} steps in a row were not finite, the last is {run.step}: loss {loss}, norm {norm}"
+        )
+    show(run, "running")
+
+
+def interval_is_over(run: Run) -> bool:
+    """Return whether rank 0's clock asks for a save; the other ranks follow it."""
+    interval_s = run.config.checkpoint.interval_s
+    return run.ranks.rank == 0 and interval_s is not None and time.monotonic() - run.saved_at >= interval_s
+
+
+def save_is_due(run: Run) -> bool:
+    """Return whether the step just finished is to be saved by the interval; the last one is saved after the loop."""
+    if run.step >= run.config.training.steps:
+        return False
+    interval = run.config.checkpoint.interval_steps
+    return run.step % interval == 0 if interval else run.agreement.save_due
+
+
+def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
+    """Return the save of the last finished step, or the newest finite one, and whether it had been there before."""
+    existing = run.saves.existing(run.step)
+    if existing or not run.step or run.non_finite_steps:
+        newest = existing or run.saves.newest_name
+        return newest, newest is not None
+    return save(run, order), False
+
+
+def save(run: Run, order: Order = NO_ORDER) -> str:
+    """Return the name of a new save of the last finished step, which was finite."""
+    show(run, "saving")
+    facts = {
+        "step": run.step,
+        "samples_seen": run.step * run.config.training.global_batch,
+        "seed": run.config.training.seed,
+        "schedule": {"next_learning_rate": run.config.learning_rate(run.step), "steps": run.config.training.steps},
+        "last_loss": run.loss,
+        "finite": True,
+        "config": run.config.fixed,
+    }
+    name = run.saves.write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
+    run.saved_at = time.monotonic()
+    show(run, "running")
+    return name
+
+
+def end_before_the_first_step(run: Run, job: JobFile) -> Outcome:
+    """Return the outcome of an order that came during the restore: the save to be restored still holds the step."""
+    order = run.agreement.now()
+    run.answered_generation = order.generation if order else 0
+    if order is None or order.kind is ControlKind.STOP or job.resume_from is None:
+        return end(run, "aborted", save=None)
+    run.step = job.resume_from.step
+    return end(run, "stopped", save=job.resume_from.save, existing=True)
+
+
+def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> Outcome:
+    """Return the outcome; the progress shows where it ended."""
+    show(run, outcome if outcome == "finished" else "running", always=True)
+    return Outcome(
+        outcome=outcome,
+        step=run.step,
+        loss=run.loss,
+        answers_generation=run.answered_generation,
+        save=save,
+        existing=existing,
+        fell_back=run.fell_back,
+    )
+
+
+def show(run: Run, state: str, *, always: bool = False) -> None:
+    """progress.json says where the run stands."""
+    seconds = sum(run.step_seconds)
+    tokens = run.config.tokens_per_step * len(run.step_seconds)
+    run.journal.progress(
+        RankProgress(
+            step=run.step,
+            loss=run.loss,
+            tokens_per_s=tokens / seconds if seconds else 0.0,
+            state=state,
+            world_size=run.ranks.world_size,
+            started=run.new_steps > 0,
+            restored=run.saves.restored.save if run.saves.restored else None,
+            fell_back=run.fell_back,
+            answered_generation=run.answered_generation or None,
+            newest_save=run.saves.newest_name,
+        ),
+        always=always,
+    )
