@@ -7,10 +7,9 @@ from typing import Any
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from holdfast.application.record import record as record_event
+from holdfast.application.control import obey, overtook_its_submit
 from holdfast.domain.errors import Rejected
-from holdfast.domain.events import CancelRequested
-from holdfast.messages.control_request import control_identity, read_control
+from holdfast.messages.control_request import read_control
 from holdfast.messages.result_message import refusal_id, refusal_message
 from holdfast.runtime.observability import logger, tracer
 from holdfast.runtime.wiring import supervisor
@@ -18,16 +17,14 @@ from holdfast.runtime.wiring import supervisor
 processor = BatchProcessor(event_type=EventType.SQS)
 
 
-def take(record: Any) -> None:
+def take(message: Any) -> None:
     try:
-        control = read_control(record.body)
-        event = CancelRequested(
-            at=supervisor().clock(), request=control_identity(control), cause=control.requested_by or ""
-        )
-        job = record_event(event, control.job, supervisor())
+        job = obey(read_control(message.body), supervisor())
     except Rejected as refusal:
+        if overtook_its_submit(refusal, received=int(message.attributes.approximate_receive_count)):
+            raise
         logger.info("control refused", code=refusal.code, reason=refusal.reason)
-        supervisor().outbox.result(refusal_id(record.body), "refused", refusal_message(refusal, record.body))
+        supervisor().outbox.result(refusal_id(message.body), "refused", refusal_message(refusal, message.body))
         return
     logger.info("control taken", job_id=job.id, phase=job.phase, intent=job.intent)
 

@@ -12,7 +12,8 @@ from moto import mock_aws
 
 from holdfast.adapters.checkpoints_s3 import S3Checkpoints
 from holdfast.domain.errors import IllegalTransition
-from job_contract.checkpoint_layout import Head, head_key, open_head, seal
+from job_contract.checkpoint_layout import Head, Manifest, SavePointer, head_key, manifest_key, open_head, seal
+from job_contract.version import ContractError
 from tests import builders as b
 
 PREFIX = "teams/research/jobs/demo-0123456789"
@@ -66,3 +67,33 @@ def test_one_flipped_byte_in_the_head_is_found(s3: Any) -> None:
         flipped[at] ^= 1
         s3.put_object(Bucket="bucket", Key=head_key(PREFIX), Body=bytes(flipped))
         assert checkpoints.take_over(PREFIX, job, 2).save == "step-00000025.a0001.s01"
+
+
+def test_a_retry_starts_a_branch_at_the_chosen_save(s3: Any) -> None:
+    checkpoints = S3Checkpoints(s3, bucket="bucket")
+    first = checkpoints.take_over(PREFIX, b.a_job(), 1)
+    newest = replace(first, step=50, save="step-00000050.a0001.s02", manifest_sha256="b" * 64)
+    s3.put_object(Bucket="bucket", Key=head_key(PREFIX), Body=seal(newest)[0])
+    chosen = SavePointer(save="step-00000025.a0001.s01", manifest_sha256="a" * 64)
+    job = b.a_job(branch=1, retry_from=chosen)
+    assert checkpoints.take_over(PREFIX, job, 2).pointer == chosen
+    later = replace(stored(s3), step=30, save="step-00000030.a0002.s01", manifest_sha256="c" * 64)
+    s3.put_object(Bucket="bucket", Key=head_key(PREFIX), Body=seal(later)[0])
+    assert checkpoints.take_over(PREFIX, job, 3).save == "step-00000030.a0002.s01"
+
+
+def test_a_save_is_found_by_name_only_when_its_manifest_can_be_trusted(s3: Any) -> None:
+    checkpoints, name = S3Checkpoints(s3, bucket="bucket"), "step-00000025.a0001.s01"
+    manifest = Manifest(
+        job="demo-0123456789", attempt=1, step=25, save=name, world_size=1, mesh=(1,), config_hash="c",
+        corpus_digest="d", versions={}, facts={}, files=(),
+    )  # fmt: skip
+    raw, digest = seal(manifest)
+    assert checkpoints.pointer(PREFIX, b.a_job(), name) is None
+    s3.put_object(Bucket="bucket", Key=manifest_key(PREFIX, name), Body=raw)
+    assert checkpoints.pointer(PREFIX, b.a_job(), name) == SavePointer(save=name, manifest_sha256=digest)
+    assert checkpoints.pointer(PREFIX, b.a_job(id="another"), name) is None
+    s3.put_object(Bucket="bucket", Key=manifest_key(PREFIX, name), Body=raw.replace(b'"step":25', b'"step":26'))
+    assert checkpoints.pointer(PREFIX, b.a_job(), name) is None
+    with pytest.raises(ContractError):
+        checkpoints.pointer(PREFIX, b.a_job(), "../../../team-b/x")

@@ -18,7 +18,7 @@ from holdfast.domain.errors import Raced
 from holdfast.domain.keys import dedup_key
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
 from holdfast.messages.acceptance import read_acceptance
-from job_contract.orders import Orders, Wait, WaitItem, orders_key, spec_key
+from job_contract.orders import Leader, Orders, Roster, Wait, WaitItem, orders_key, spec_key
 from job_contract.spec import JobSpec
 from job_contract.version import decode
 from tests import builders as b
@@ -225,3 +225,28 @@ def test_conflicts_that_moto_never_makes_are_races_too(
     monkeypatch.setattr(client, "transact_write_items", cancelled)
     with pytest.raises(expected):
         moved(table, job, b.started())
+
+
+def test_a_node_is_held_adopted_once_and_never_taken_back_from_its_end(store: JobStore) -> None:
+    ready = Ready(ip="10.0.0.1", port=4, instance_type="c7i.large", zone="us-east-1a")
+    node = Node(instance="i-1", job="j", fleet="j-1-0", attempt=1, since_at=b.NOW)
+    store.own([node, replace(node, instance="i-2")])
+    store.update_node(replace(node, ready=ready))
+    store.mark_ending(["i-2"], "j", b.NOW)
+    store.hold(["i-1", "i-2"], b.NOW + 60)
+    assert [found.state for found in store.nodes(["i-1", "i-2"])] == [Ownership.HELD, Ownership.ENDING]
+    assert store.adopt("i-1", fleet="j-2-s", attempt=2, now=b.NOW + 9)
+    assert store.adopt("i-1", fleet="j-2-s", attempt=2, now=b.NOW + 9)
+    assert not store.adopt("i-2", fleet="j-2-s", attempt=2, now=b.NOW + 9)
+    adopted = store.node("i-1")
+    assert adopted is not None
+    assert (adopted.state, adopted.fleet, adopted.attempt, adopted.ready, adopted.until) == (
+        Ownership.MEMBER, "j-2-s", 2, None, None,
+    )  # fmt: skip
+
+
+def test_a_roster_is_found_again(store: JobStore) -> None:
+    roster = Roster(job="j", attempt=1, roster_id="1-r", nodes=(), leader=Leader(ip="10.0.0.1", port=4))
+    store.put_roster(roster)
+    assert store.roster("j", "1-r") == roster
+    assert store.roster("j", "2-r") is None

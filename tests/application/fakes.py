@@ -13,7 +13,7 @@ from holdfast.domain.job import Job
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Instance, Node, Ownership
 from holdfast.domain.placement import Candidate
-from job_contract.checkpoint_layout import Head
+from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Orders, Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
 from tests.builders import NOW
@@ -111,6 +111,23 @@ class FakeStore:
         known = self.owners[node.instance]
         self.owners[node.instance] = replace(node, state=known.state, since_at=known.since_at)
         self.writes += 1
+
+    def hold(self, instances: Iterable[str], until: float) -> None:
+        for instance in instances:
+            if self.owners[instance].state is not Ownership.ENDING:
+                self.owners[instance] = replace(self.owners[instance], state=Ownership.HELD, until=until)
+
+    def adopt(self, instance: str, *, fleet: str, attempt: int, now: float) -> bool:
+        node = self.owners[instance]
+        if node.state is not Ownership.HELD and not (node.state is Ownership.MEMBER and node.attempt == attempt):
+            return False
+        self.owners[instance] = replace(
+            node, state=Ownership.MEMBER, fleet=fleet, attempt=attempt, since_at=now, until=None, ready=None
+        )
+        return True
+
+    def roster(self, job_id: str, roster_id: str) -> Roster | None:
+        return self.rosters.get(roster_id)
 
     def mark_ending(self, instances: Iterable[str], job_id: str, now: float) -> None:
         for instance in instances:
@@ -219,6 +236,10 @@ class FakeFleets:
 @dataclass
 class FakeCheckpoints:
     heads: dict[str, Head] = field(default_factory=dict)
+    saves: dict[str, SavePointer] = field(default_factory=dict)
+
+    def pointer(self, prefix: str, job: Job, save: str) -> SavePointer | None:
+        return self.saves.get(save)
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
         self.heads[prefix] = replace(self.heads.get(prefix, Head(job=job.id, attempt=attempt)), attempt=attempt)

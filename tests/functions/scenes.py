@@ -98,7 +98,9 @@ def failures(answer: Mapping[str, Any]) -> list[str]:
     return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
 
-def breaks(world: World, service: str, operation: str, when: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> None:
+def breaks(
+    world: World, service: str, operation: str, when: Callable[[Mapping[str, Any]], bool] = lambda _: True
+) -> None:
     """From now on AWS fails the operation, where its parameters are such."""
     usual = world.wire.answers.get(service)
 

@@ -21,6 +21,7 @@ from holdfast.messages.spot_interruption import read_spot_interruption
 from holdfast.messages.step_input import LeaveTokenInput, StepInput, read_step
 from job_contract import reports
 from job_contract.orders import Wait
+from tests import builders as b
 
 EVENTS = Path(__file__).parents[2] / "events"
 JOB = "tiny-llama-on-the-standard-li-fcea9e2ede"
@@ -52,7 +53,7 @@ def test_two_cancels_of_a_job_are_one_wish_unless_dedup_ids_tell_them_apart() ->
     [
         ({"schema": "holdfast.control/2"}, "unknown_schema", "holdfast.control/1"),
         ({"schema": "holdfast.job-request/1"}, "unknown_schema", "this queue takes"),
-        ({"action": "dance"}, "bad_value", 'action is "dance"'),
+        ({"action": "dance"}, "unknown_action", "known are cancel, pause"),
         ({"job": "JOB#1"}, "bad_value", "as submit printed it"),
         ({"jobs": "x"}, "unknown_field", "did you mean 'job'"),
         ({"requested_by": "\x1b[31m"}, "bad_value", "printable"),
@@ -296,7 +297,8 @@ def test_a_refusal_of_an_unreadable_body_still_says_why(body: str) -> None:
 
 
 def test_results_and_refusals_keep_their_ids_when_told_again() -> None:
-    assert result_id(JOB) == f"{JOB}#result"
+    assert result_id(b.a_job(id=JOB)) == f"{JOB}#result"
+    assert result_id(b.a_job(id=JOB, branch=2)) == f"{JOB}#result#2"
     assert refusal_id("x") == refusal_id("x") != refusal_id("y")
     # SQS takes ids of up to 128 characters.
     assert len(refusal_id("x")) <= 128

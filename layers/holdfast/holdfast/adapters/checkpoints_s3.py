@@ -9,7 +9,17 @@ from botocore.exceptions import ClientError
 from holdfast.adapters.aws_errors import NO_SUCH_KEY, OBJECT_CONFLICT, PRECONDITION, code_of
 from holdfast.domain.errors import IllegalTransition, Unavailable
 from holdfast.domain.job import Job
-from job_contract.checkpoint_layout import Damaged, Head, head_key, open_head, parse_save_name, seal
+from job_contract.checkpoint_layout import (
+    Damaged,
+    Head,
+    SavePointer,
+    head_key,
+    manifest_key,
+    open_head,
+    parse_save_name,
+    read_manifest,
+    seal,
+)
 
 TRIES = 8
 """A commit of the older attempt may slip in between the read and the write a few times, never for ever."""
@@ -31,6 +41,22 @@ class S3Checkpoints:
             if self._write(key, taken, etag):
                 return taken
         raise Unavailable(f"head of {job.id} changed {TRIES} times while attempt {attempt} took it over")
+
+    def pointer(self, prefix: str, job: Job, save: str) -> SavePointer | None:
+        parse_save_name(save)
+        try:
+            raw = self.client.get_object(Bucket=self.bucket, Key=manifest_key(prefix, save))["Body"].read()
+        except ClientError as error:
+            if code_of(error) in NO_SUCH_KEY:
+                return None
+            raise
+        try:
+            manifest = read_manifest(raw)
+        except Damaged:
+            return None
+        if (manifest.job, manifest.save) != (job.id, save) or manifest.sha256 is None:
+            return None
+        return SavePointer(save=save, manifest_sha256=manifest.sha256)
 
     def _read(self, key: str, job: Job) -> tuple[Head | None, str | None]:
         try:
@@ -59,11 +85,21 @@ class S3Checkpoints:
 
 
 def _for_attempt(head: Head | None, job: Job, attempt: int) -> Head:
+    if job.retry_from is not None and (head is None or head.branch < job.branch):
+        start = job.retry_from
+        return Head(
+            job=job.id,
+            attempt=attempt,
+            branch=job.branch,
+            step=start.step,
+            save=start.save,
+            manifest_sha256=start.manifest_sha256,
+        )
     if head is not None:
         return Head(
             job=job.id,
             attempt=attempt,
-            branch=head.branch,
+            branch=max(head.branch, job.branch),
             step=head.step,
             save=head.save,
             manifest_sha256=head.manifest_sha256,

@@ -135,6 +135,10 @@ class JobTable:
             if code_of(error) not in CONDITION_FAILED:
                 raise
 
+    def roster(self, job_id: str, roster_id: str) -> Roster | None:
+        item = self._get(self.orders, {"key": roster_key(job_id, roster_id)})
+        return decode(Roster, item) if item else None
+
     def put_roster(self, roster: Roster) -> None:
         self.client.put_item(
             TableName=self.orders, Item=to_item({"key": roster_key(roster.job, roster.roster_id), **encode(roster)})
@@ -173,7 +177,7 @@ class JobTable:
         told = {
             name: value
             for name, value in plain(node).items()
-            if name in ("ready", "step", "loss", "tokens_per_s", "reported_at")
+            if name in ("ready", "step", "loss", "tokens_per_s", "reported_at", "step_at")
         }
         self.client.update_item(
             TableName=self.jobs,
@@ -183,6 +187,49 @@ class JobTable:
             ExpressionAttributeNames={f"#{name}": name for name in told},
             ExpressionAttributeValues=to_item({f":{name}": value for name, value in told.items()}),
         )
+
+    def hold(self, instances: Iterable[str], until: float) -> None:
+        for instance in instances:
+            self._change_node(
+                instance,
+                "SET #state = :held, #until = :until",
+                condition="#state = :member OR #state = :held",
+                names={"#until": "until"},
+                values={":held": Ownership.HELD.value, ":member": Ownership.MEMBER.value, ":until": until},
+            )
+
+    def adopt(self, instance: str, *, fleet: str, attempt: int, now: float) -> bool:
+        return self._change_node(
+            instance,
+            "SET #state = :member, fleet = :fleet, attempt = :attempt, since_at = :now REMOVE ready, #until",
+            condition="#state = :held OR (#state = :member AND attempt = :attempt)",
+            names={"#until": "until"},
+            values={
+                ":held": Ownership.HELD.value,
+                ":member": Ownership.MEMBER.value,
+                ":fleet": fleet,
+                ":attempt": attempt,
+                ":now": now,
+            },
+        )
+
+    def _change_node(
+        self, instance: str, update: str, *, condition: str, names: Mapping[str, str], values: Mapping[str, Any]
+    ) -> bool:
+        try:
+            self.client.update_item(
+                TableName=self.jobs,
+                Key=to_item(_key(f"NODE#{instance}", "NODE")),
+                UpdateExpression=update,
+                ConditionExpression=condition,
+                ExpressionAttributeNames={"#state": "state", **names},
+                ExpressionAttributeValues=to_item(values),
+            )
+        except ClientError as error:
+            if code_of(error) in CONDITION_FAILED:
+                return False
+            raise
+        return True
 
     def mark_ending(self, instances: Iterable[str], job_id: str, now: float) -> None:
         for instance in instances:

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.application.ports import Bought, Ports
 from holdfast.application.record import record
+from holdfast.application.survivors import rejoin
 from holdfast.domain.errors import CapacityUnavailable
 from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended
 from holdfast.domain.job import Job
@@ -38,7 +39,12 @@ class Launch:
         job = self.ports.store.load(job_id)
         if job is None or not _wanted(job, attempt):
             return _answer("withdrawn")
+        if job.gang:
+            # The fleet of this attempt is bought and told: this is the step's second delivery.
+            return _answer("launched")
         head = self.ports.checkpoints.take_over(prefix, job, attempt)
+        if job.held and (outcome := rejoin(job, attempt, _resume_from(head), self.ports)):
+            return _answer(outcome)
         refusals: list[str] = []
         for number, candidate in enumerate(candidates):
             fleet = fleet_name(job_id, attempt, number)
@@ -92,6 +98,8 @@ class Launch:
                 fleet=fleet,
                 instance_type=bought.instance_type or candidate.instance_type,
                 zone=bought.zone or "one zone",
+                market=candidate.market,
+                nodes=len(bought.instances),
             ),
             job_id,
         )

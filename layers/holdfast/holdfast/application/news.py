@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.application.ports import Outbox
 from holdfast.domain.job import Job
-from holdfast.messages.result_message import result_message
+from holdfast.messages.result_message import result_id, result_message
 
 PHASE_CHANGED = "Training Job Phase Changed"
 
@@ -18,7 +18,7 @@ def publish(before: Job | None, after: Job, *, bucket: str, outbox: Outbox) -> b
         return False
     outbox.publish(f"{after.id}#{after.news}", PHASE_CHANGED, phase_change(after))
     if after.over:
-        outbox.result(f"{after.id}#result", after.id, result_message(after, bucket=bucket))
+        outbox.result(result_id(after), after.id, result_message(after, bucket=bucket))
     return True
 
 

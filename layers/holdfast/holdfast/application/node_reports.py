@@ -54,7 +54,8 @@ class NodeReports:
             gpus=report.gpus,
             efa_devices=report.efa_devices,
         )
-        if node.state is not Ownership.MEMBER:
+        if node.state is not Ownership.MEMBER or report.attempt != node.attempt:
+            # A survivor repeats its old check-in until it has read the orders of the new attempt.
             return
         if node.ready != facts:
             # A node repeats itself until it is named: only the first time, or news, is worth a write.
@@ -76,7 +77,10 @@ class NodeReports:
                 node.job,
             )
             return
-        roster = gate.make_roster(node.job, node.attempt, nodes, before=None)
+        job = self.ports.store.load(node.job)
+        last = job.last_roster_id if job else None
+        before = self.ports.store.roster(node.job, last) if last else None
+        roster = gate.make_roster(node.job, node.attempt, nodes, before)
         self.ports.store.put_roster(roster)
         self._record(AllReady(at=self.ports.clock(), attempt=node.attempt, roster_id=roster.roster_id), node.job)
 
@@ -84,8 +88,16 @@ class NodeReports:
     def _(self, report: reports.Progress, node: Node) -> None:
         # A diverging run reports NaN, which DynamoDB cannot hold.
         loss = report.loss if math.isfinite(report.loss) else None
+        step_at = report.at if report.step != node.step else node.step_at
         self.ports.store.update_node(
-            replace(node, step=report.step, loss=loss, tokens_per_s=report.tokens_per_s, reported_at=report.at)
+            replace(
+                node,
+                step=report.step,
+                step_at=step_at,
+                loss=loss,
+                tokens_per_s=report.tokens_per_s,
+                reported_at=report.at,
+            )
         )
 
     @_take.register

@@ -14,6 +14,10 @@ def interrupted(instance: str, ports: Ports, *, deadline_at: float) -> Job | Non
     node = ports.store.node(instance)
     if node is None:
         return None
+    if node.state is Ownership.HELD:
+        # It was kept for the next attempt, and that will find it gone.
+        ports.store.mark_ending([instance], node.job, ports.clock())
+        return ports.store.load(node.job)
     event = InterruptionNoticed(
         at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause="spot warning"
     )

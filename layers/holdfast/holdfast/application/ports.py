@@ -10,7 +10,7 @@ from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent, Instance, Node
 from holdfast.domain.placement import Candidate
-from job_contract.checkpoint_layout import Head
+from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
 
@@ -73,6 +73,14 @@ class JobStore(Protocol):
     def update_node(self, node: Node) -> None:
         """Replace what the node reported of itself; never its owner."""
 
+    def hold(self, instances: Iterable[str], until: float) -> None:
+        """Members become held; others are left as they are."""
+
+    def adopt(self, instance: str, *, fleet: str, attempt: int, now: float) -> bool:
+        """A held node is a member of this fleet, its check-in forgotten; False when it is held no more."""
+
+    def roster(self, job_id: str, roster_id: str) -> Roster | None: ...
+
     def mark_ending(self, instances: Iterable[str], job_id: str, now: float) -> None: ...
 
     def teams(self) -> list[str]: ...
@@ -115,6 +123,9 @@ class Fleets(Protocol):
 
 
 class Checkpoints(Protocol):
+    def pointer(self, prefix: str, job: Job, save: str) -> SavePointer | None:
+        """Return the committed save of this name, None when there is none that can be trusted."""
+
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
         """The head names this attempt as its only writer; returns it. A damaged head is rewritten from the row."""
 

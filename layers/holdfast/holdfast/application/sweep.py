@@ -9,10 +9,11 @@ from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import close_attempt, release_fleet
 from holdfast.domain.errors import ExecutionOver
-from holdfast.domain.events import FleetLost
+from holdfast.domain.events import Failed, FleetLost
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import Instance, suspect
-from holdfast.domain.phase import ALIVE
+from holdfast.domain.phase import ALIVE, Phase
+from holdfast.domain.recovery import hung
 
 START_GRACE_S = 30
 """A dispatch may be between its transaction and its StartExecution."""
@@ -50,6 +51,7 @@ class Sweep:
             yield self._close(job, f"execution {status.lower()}")
         elif job.phase in ALIVE:
             yield from self._members(job)
+            yield from self._progress(job)
 
     def _never_started(self, job: Job) -> Iterable[Finding]:
         if self.ports.clock() - job.phase_at < START_GRACE_S:
@@ -79,6 +81,16 @@ class Sweep:
         after = record(event, job.id, self.ports)
         if after.version != before:
             yield Finding(f"lost {len(gone)} of {intent.nodes} nodes", job.id, f"phase {after.phase}")
+
+    def _progress(self, job: Job) -> Iterable[Finding]:
+        intent = self.ports.store.intent(job.fleet) if job.fleet else None
+        if job.phase is not Phase.RUNNING or intent is None:
+            return
+        moves = [node.step_at for node in self.ports.store.nodes(intent.instances) if node.step_at is not None]
+        why = hung(job, max(moves, default=None), self.ports.clock())
+        if why:
+            record(Failed(at=self.ports.clock(), attempt=job.attempt, failure="hang", reason=why), job.id, self.ports)
+            yield Finding("hang", job.id, why)
 
     def _here(self, instance: Instance | None, bought_at: float) -> bool:
         if instance is None:

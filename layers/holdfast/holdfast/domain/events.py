@@ -34,9 +34,13 @@ class FleetIntended(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetBought(AttemptEvent):
+    """The gang is whole: `nodes` machines, survivors of the last attempt counted in."""
+
     fleet: str
     instance_type: str
     zone: str
+    market: str
+    nodes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +123,15 @@ class AttemptClosed(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SurvivorsHeld(AttemptEvent):
+    """These members outlive their attempt until `until`; `why` is the arithmetic of the choice."""
+
+    instances: tuple[str, ...]
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class GaveUp(Event):
     """A limit was passed."""
 
@@ -128,3 +141,41 @@ class GaveUp(Event):
 @dataclass(frozen=True, kw_only=True)
 class CancelRequested(Event):
     request: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseRequested(Event):
+    request: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequested(Event):
+    """`nodes` None = as many as before."""
+
+    request: str
+    nodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorityChanged(Event):
+    request: str
+    priority: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsExtended(Event):
+    """Each limit that is not None takes the place of the job's."""
+
+    request: str
+    run_s: int | None = None
+    wait_s: int | None = None
+    attempts: int | None = None
+    budget_usd: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryRequested(Event):
+    """An ended job is to go on from `pointer`, or from its newest save; what came after it is a branch left behind."""
+
+    request: str
+    pointer: SavePointer | None = None

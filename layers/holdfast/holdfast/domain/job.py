@@ -29,8 +29,21 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Where a fleet was bought, and so where a missing node is looked for first."""
+
+    instance_type: str
+    zone: str
+    market: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job. Times are seconds since 1970 (UTC). `attempt` is a fence only: it grows by one on every dispatch."""
+    """One job. Times are seconds since 1970 (UTC). `attempt` is a fence only: it grows by one on every dispatch.
+
+    `nodes` are wanted, `gang` is how many the current attempt has. `held` are survivors of the last attempt, kept until
+    `held_until` for the next one. `branch` grows when a job is tried again from an earlier save.
+    """
 
     id: str
     team: str
@@ -43,6 +56,9 @@ class Job:
     attempts_limit: int
     run_s: int
     wait_s: int
+    min_nodes: int = 1
+    budget_usd: float | None = None
+    report_s: float = 300.0
 
     phase: Phase = Phase.QUEUED
     phase_at: float
@@ -58,7 +74,13 @@ class Job:
     attempt_open: bool = False
     fleet: str | None = None
     bought_at: float | None = None
+    pool: Pool | None = None
+    gang: int = 0
+    boot_s: float = 0.0
     roster_id: str | None = None
+    last_roster_id: str | None = None
+    held: tuple[str, ...] = ()
+    held_until: float | None = None
     resume_from: ResumeFrom | None = None
     doomed: tuple[str, ...] = ()
     deadline_at: float | None = None
@@ -72,6 +94,8 @@ class Job:
     forced_checkpoints: int = 0
     fell_back: int = 0
     node_seconds: float = 0.0
+    branch: int = 0
+    retry_from: SavePointer | None = None
     ended_at: float | None = None
 
     @property

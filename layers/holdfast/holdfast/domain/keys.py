@@ -15,7 +15,12 @@ from holdfast.domain.events import (
     FleetLost,
     GaveUp,
     InterruptionNoticed,
+    LimitsExtended,
     OrderHeard,
+    PauseRequested,
+    PriorityChanged,
+    ResumeRequested,
+    RetryRequested,
 )
 
 
@@ -68,7 +73,9 @@ def _(event: Failed) -> str:
 
 
 @_detail.register
-def _(event: CancelRequested) -> str:
+def _(
+    event: CancelRequested | PauseRequested | ResumeRequested | PriorityChanged | LimitsExtended | RetryRequested,
+) -> str:
     return event.request
 
 

@@ -18,8 +18,11 @@ HEARTBEAT_S = 30
 
 def action_for(job: Job) -> Action:
     """Return what the nodes of the current attempt are to do."""
-    if job.phase in ENDED or job.phase is Phase.RESUMING:
-        return Action.RELEASE if job.attempt_open else Action.WAIT
+    if job.phase in ENDED:
+        return Action.RELEASE
+    if job.phase is Phase.RESUMING:
+        # Survivors may be held for the next attempt; those that are not are ended by EC2.
+        return Action.WAIT
     if job.roster_id is None:
         return Action.WAIT if job.intent is Intent.RUN else Action.RELEASE
     if job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING) or job.intent is not Intent.RUN:

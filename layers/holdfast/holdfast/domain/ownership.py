@@ -12,6 +12,9 @@ from enum import StrEnum
 ORPHAN_GRACE_S = 600
 """Longer than any call that may still be writing the owner item."""
 
+SHOWN_WITHIN_S = 120
+"""CreateFleet may take a minute to answer, and DescribeInstances some more to show what it brought."""
+
 GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 """EC2 states from which an instance does not come back to us."""
 
@@ -36,7 +39,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """The owner item of one instance."""
+    """The owner item of one instance. `until` bounds a hold; `step_at` is when `step` was first reported."""
 
     instance: str
     job: str
@@ -44,8 +47,10 @@ class Node:
     attempt: int
     state: Ownership = Ownership.MEMBER
     since_at: float
+    until: float | None = None
     ready: Ready | None = None
     step: int = 0
+    step_at: float | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
     reported_at: float | None = None
@@ -64,6 +69,10 @@ class FleetIntent:
     instances: tuple[str, ...] = ()
     closed_at: float | None = None
     outcome: str = ""
+
+    def may_still_show(self, now: float) -> bool:
+        """True while EC2 may hold machines of this purchase that it does not show yet."""
+        return now - (self.closed_at or self.opened_at) < SHOWN_WITHIN_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +101,8 @@ def suspect(instance: Instance, node: Node | None, intent: FleetIntent | None, n
         return None
     if node is None:
         return f"no owner; launched {round(now - instance.launched_at)} s ago"
+    if node.state is Ownership.HELD and now - (node.until or 0.0) > ORPHAN_GRACE_S:
+        return f"was held until {round(now - (node.until or 0.0))} s ago"
     if node.state is Ownership.ENDING and now - node.since_at > ORPHAN_GRACE_S:
         return f"was to end {round(now - node.since_at)} s ago"
     return None

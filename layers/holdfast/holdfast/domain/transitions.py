@@ -24,11 +24,17 @@ from holdfast.domain.events import (
     GateRefused,
     GaveUp,
     InterruptionNoticed,
+    LimitsExtended,
     OrderHeard,
+    PauseRequested,
+    PriorityChanged,
+    ResumeRequested,
+    RetryRequested,
+    SurvivorsHeld,
     TrainingFinished,
     TrainingStarted,
 )
-from holdfast.domain.job import Job, Saved
+from holdfast.domain.job import Job, Pool, Saved
 from holdfast.domain.notices import loses_only_doomed
 from holdfast.domain.obligations import projection
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
@@ -38,6 +44,8 @@ N, C, S = Phase.INTERRUPTED, Phase.CHECKPOINTING, Phase.RESUMING
 
 AT_WORK = {L: R, R: R, N: N, C: C, S: S}
 """A sign of life from the ranks makes a launching job a running one and changes no other phase."""
+
+NOT_ENDED = {phase: phase for phase in (Q, L, R, N, C, S, Phase.PAUSED)}
 
 ENDS_ATTEMPT = dict.fromkeys((L, R, N, C, S), S)
 
@@ -56,11 +64,17 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     TrainingFinished: dict.fromkeys((L, R, N, C, S), Phase.COMPLETED),
     Failed: ENDS_ATTEMPT,
     AttemptClosed: ENDS_ATTEMPT,
+    SurvivorsHeld: {S: S},
     GaveUp: dict.fromkeys((Q, L, R, N, C, S, Phase.PAUSED), Phase.FAILED),
-    CancelRequested: {phase: phase for phase in (Q, L, R, N, C, S, Phase.PAUSED)},
+    CancelRequested: NOT_ENDED,
+    PauseRequested: NOT_ENDED,
+    ResumeRequested: {**NOT_ENDED, Phase.PAUSED: Q},
+    PriorityChanged: NOT_ENDED,
+    LimitsExtended: NOT_ENDED,
+    RetryRequested: dict.fromkeys(ENDED, Q),
 }
 
-OVERTAKEN = (AttemptStarted, FleetIntended, FleetBought)
+OVERTAKEN = (AttemptStarted, FleetIntended, FleetBought, SurvivorsHeld, RetryRequested)
 """Steps of the supervisor that a cancel or a loss may overtake: then they change nothing."""
 
 
@@ -71,7 +85,7 @@ def advance(job: Job, event: Event) -> Job:
     that has ended changes nothing, except that its attempt is closed. Raises IllegalTransition for any pair that is
     not in the table.
     """
-    if job.phase in ENDED:
+    if job.phase in ENDED and not isinstance(event, RetryRequested):
         return _stamp(job, _after_the_end(job, event), event)
     if isinstance(event, AttemptEvent) and not isinstance(event, AttemptStarted):
         if event.attempt > job.attempt:
@@ -97,8 +111,8 @@ def _stamp(before: Job, after: Job, event: Event) -> Job:
         changes["phase_at"] = event.at
     if after.phase is not before.phase or after.over is not before.over:
         changes["news"] = before.news + 1
-    if after.over and not before.over:
-        changes["ended_at"] = event.at
+    if after.over is not before.over:
+        changes["ended_at"] = event.at if after.over else None
     return replace(after, **changes)
 
 
@@ -132,7 +146,9 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         attempt_open=True,
         fleet=None,
         bought_at=None,
+        gang=0,
         roster_id=None,
+        last_roster_id=job.roster_id or job.last_roster_id,
         resume_from=None,
         doomed=(),
         deadline_at=None,
@@ -148,8 +164,16 @@ def _fleet_intended(job: Job, event: FleetIntended, target: Phase) -> Job:
 def _fleet_bought(job: Job, event: FleetBought, target: Phase) -> Job:
     if event.fleet != job.fleet:
         return job
-    stage = f"booting {job.nodes} x {event.instance_type} in {event.zone}"
-    return replace(job, stage=stage, bought_at=job.bought_at or event.at)
+    fewer = f" (of {job.nodes} wanted)" if event.nodes < job.nodes else ""
+    return replace(
+        job,
+        stage=f"booting {event.nodes} x {event.instance_type} in {event.zone}{fewer}",
+        bought_at=job.bought_at or event.at,
+        pool=Pool(instance_type=event.instance_type, zone=event.zone, market=event.market),
+        gang=event.nodes,
+        held=(),
+        held_until=None,
+    )
 
 
 def _refused(job: Job, event: CapacityRefused | GateRefused, target: Phase) -> Job:
@@ -162,7 +186,8 @@ def _refused(job: Job, event: CapacityRefused | GateRefused, target: Phase) -> J
 def _all_ready(job: Job, event: AllReady, target: Phase) -> Job:
     if job.phase is not L or job.roster_id is not None or job.intent is not Intent.RUN:
         return job
-    return replace(job, stage="starting the ranks", roster_id=event.roster_id)
+    boot_s = event.at - job.bought_at if job.bought_at else 0.0
+    return replace(job, stage="starting the ranks", roster_id=event.roster_id, boot_s=round(boot_s, 1))
 
 
 def _training_started(job: Job, event: TrainingStarted, target: Phase) -> Job:
@@ -235,10 +260,67 @@ def _gave_up(job: Job, event: GaveUp, target: Phase) -> Job:
 
 
 def _cancel_requested(job: Job, event: CancelRequested, target: Phase) -> Job:
-    wanted = replace(job, intent=Intent.CANCEL)
+    return _stopped(replace(job, intent=Intent.CANCEL), Phase.CANCELLED)
+
+
+def _pause_requested(job: Job, event: PauseRequested, target: Phase) -> Job:
+    if job.intent is Intent.CANCEL or job.phase is Phase.PAUSED:
+        return job
+    return _stopped(replace(job, intent=Intent.PAUSE), Phase.PAUSED)
+
+
+def _stopped(job: Job, phase: Phase) -> Job:
+    """At once where nothing runs, else checkpoint first: the closing of the attempt reads the intent."""
     if not job.attempt_open:
-        return replace(wanted, phase=Phase.CANCELLED, stage="", reason="cancelled before it had machines")
-    return replace(wanted, stage="saving before the end" if job.roster_id else "releasing machines")
+        return replace(job, phase=phase, stage="", reason=f"{phase} while it had no machines at work")
+    return replace(job, stage="saving before the end" if job.roster_id else "releasing machines")
+
+
+def _resume_requested(job: Job, event: ResumeRequested, target: Phase) -> Job:
+    if job.intent is Intent.CANCEL:
+        return job
+    nodes = event.nodes or job.nodes
+    wanted = replace(job, intent=Intent.RUN, nodes=nodes, min_nodes=min(job.min_nodes, nodes))
+    if job.phase is not Phase.PAUSED:
+        return wanted
+    return replace(wanted, phase=target, stage="waiting for a place", reason="", not_before=0.0)
+
+
+def _priority_changed(job: Job, event: PriorityChanged, target: Phase) -> Job:
+    return replace(job, priority=event.priority)
+
+
+def _limits_extended(job: Job, event: LimitsExtended, target: Phase) -> Job:
+    return replace(
+        job,
+        run_s=event.run_s or job.run_s,
+        wait_s=event.wait_s or job.wait_s,
+        attempts_limit=event.attempts or job.attempts_limit,
+        budget_usd=event.budget_usd or job.budget_usd,
+    )
+
+
+def _retry_requested(job: Job, event: RetryRequested, target: Phase) -> Job:
+    if not job.over:
+        return job
+    return replace(
+        job,
+        phase=target,
+        intent=Intent.RUN,
+        stage="waiting for a place",
+        reason="",
+        charged={},
+        failure=None,
+        not_before=0.0,
+        branch=job.branch + 1,
+        retry_from=event.pointer,
+    )
+
+
+def _survivors_held(job: Job, event: SurvivorsHeld, target: Phase) -> Job:
+    if job.held or job.intent is not Intent.RUN:
+        return job
+    return replace(job, held=event.instances, held_until=event.until, stage=f"holding {len(event.instances)} survivors")
 
 
 def _attempt_closed(job: Job, event: AttemptClosed, target: Phase) -> Job:
@@ -253,7 +335,7 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         charged_as = "preemption" if job.doomed and job.failure == "peer_lost" else job.failure
         over = failure.spent(charged, charged_as, job.attempts_limit)
         charged[charged_as] = charged.get(charged_as, 0) + 1
-    node_seconds = job.node_seconds + (job.nodes * (event.at - job.bought_at) if job.bought_at else 0.0)
+    node_seconds = job.node_seconds + (job.gang * (event.at - job.bought_at) if job.bought_at else 0.0)
     closed = replace(job, attempt_open=False, charged=charged, node_seconds=round(node_seconds, 1))
     if closed.phase in ENDED:
         return replace(closed, stage="")
@@ -262,7 +344,8 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         return replace(closed, phase=phase, stage="", reason=f"{phase} as asked")
     if over:
         return replace(closed, phase=Phase.FAILED, stage="", reason=over)
-    return replace(closed, stage="waiting for a place" if job.failure != "capacity" else job.stage)
+    waiting_for = "waiting for a place" if job.failure != "capacity" else job.stage
+    return replace(closed, stage=waiting_for)
 
 
 Rule = Callable[[Job, Any, Phase], Job]
@@ -283,7 +366,13 @@ RULES: Mapping[type[Event], Rule] = {
     Failed: _failed,
     AttemptClosed: _attempt_closed,
     GaveUp: _gave_up,
+    SurvivorsHeld: _survivors_held,
     CancelRequested: _cancel_requested,
+    PauseRequested: _pause_requested,
+    ResumeRequested: _resume_requested,
+    PriorityChanged: _priority_changed,
+    LimitsExtended: _limits_extended,
+    RetryRequested: _retry_requested,
 }
 
 assert RULES.keys() == TABLE.keys()

@@ -42,6 +42,9 @@ def read_acceptance(body: str, *, now: float) -> Acceptance:
         attempts_limit=request.limits.attempts,
         run_s=request.limits.run_s,
         wait_s=request.limits.wait_s,
+        min_nodes=request.fleet.fewest_nodes,
+        budget_usd=request.limits.budget_usd,
+        report_s=request.report_s,
     )
     stored = {"body": canonical_body(request).decode(), "body_sha256": body_sha256(request)}
     return Acceptance(job, stored, spec)

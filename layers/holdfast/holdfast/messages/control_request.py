@@ -1,8 +1,8 @@
-"""holdfast.control/1 -> what a user wants of a job that exists."""
+"""holdfast.control/1 -> what a user wants of a job that exists, or of the whole queue."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -12,21 +12,108 @@ from holdfast.messages.refusal import printable, validated
 
 SCHEMA = "holdfast.control/1"
 
+Count = Annotated[int, Field(ge=1, le=31_536_000)]
 
-class ControlRequest(BaseModel):
-    """A wish for one job. `dedup_id` tells two wishes of one kind apart; without it they are one."""
+
+class _Control(BaseModel):
+    """A wish. `dedup_id` tells two wishes of one kind apart; without it they are one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     schema_: Literal["holdfast.control/1"] = Field(alias="schema", description=f'"{SCHEMA}"')
-    job: str = Field(pattern=r"^[a-z0-9-]{1,40}$", description="the job's id, as submit printed it")
-    action: Literal["cancel"] = Field(description='"cancel"')
     dedup_id: Annotated[str, AfterValidator(printable)] | None = Field(
         None, min_length=1, max_length=128, description="1 to 128 printable characters"
     )
     requested_by: Annotated[str, AfterValidator(printable)] | None = Field(
         None, min_length=1, max_length=128, description="who asks, 1 to 128 printable characters"
     )
+
+
+class JobControl(_Control):
+    """A wish for one job."""
+
+    action: str
+    job: str = Field(pattern=r"^[a-z0-9-]{1,40}$", description="the job's id, as submit printed it")
+
+
+class Cancel(JobControl):
+    """Checkpoint, stop, release, for good."""
+
+    action: Literal["cancel"] = Field(description='"cancel"')
+
+
+class Pause(JobControl):
+    """Checkpoint, stop, release, until resumed."""
+
+    action: Literal["pause"] = Field(description='"pause"')
+
+
+class Resume(JobControl):
+    """Go on, with another number of nodes where one is given."""
+
+    action: Literal["resume"] = Field(description='"resume"')
+    nodes: int | None = Field(None, ge=1, le=1_000, description="machines, a whole number from 1 to 1000")
+
+
+class Checkpoint(JobControl):
+    """Save now and go on."""
+
+    action: Literal["checkpoint"] = Field(description='"checkpoint"')
+
+
+class Priority(JobControl):
+    """Another place in the queue."""
+
+    action: Literal["priority"] = Field(description='"priority"')
+    priority: int = Field(ge=0, le=100, description="a whole number from 0 (last) to 100 (first)")
+
+
+class Extend(JobControl):
+    """Other limits, from now on."""
+
+    action: Literal["extend"] = Field(description='"extend"')
+    run_s: Count | None = Field(None, description="seconds one attempt may train")
+    wait_s: Count | None = Field(None, description="seconds to wait for the first machines")
+    attempts: int | None = Field(None, ge=1, le=1_000, description="failed attempts before the job fails")
+    budget_usd: float | None = Field(None, gt=0, le=1_000_000_000, description="US dollars that may be spent")
+
+
+class Retry(JobControl):
+    """An ended job goes on from a save, on a new branch."""
+
+    action: Literal["retry"] = Field(description='"retry"')
+    save: str | None = Field(
+        None, pattern=r"^step-\d{8}\.a\d{4,}\.s\d{2,}$", description="a save's name; the newest where none is given"
+    )
+
+
+class Hold(_Control):
+    """Nothing more is dispatched, of one team or at all; what runs goes on."""
+
+    action: Literal["hold"] = Field(description='"hold"')
+    team: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]{0,30}$", description="a team; all where none is given")
+
+
+class Unhold(_Control):
+    """Dispatching goes on."""
+
+    action: Literal["unhold"] = Field(description='"unhold"')
+    team: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]{0,30}$", description="a team; all where none is given")
+
+
+ControlRequest = Cancel | Pause | Resume | Checkpoint | Priority | Extend | Retry | Hold | Unhold
+
+ACTIONS: dict[str, type[Any]] = {
+    "cancel": Cancel,
+    "pause": Pause,
+    "resume": Resume,
+    "checkpoint": Checkpoint,
+    "priority": Priority,
+    "extend": Extend,
+    "retry": Retry,
+    "hold": Hold,
+    "unhold": Unhold,
+}
 
 
 def read_control(body: str) -> ControlRequest:
@@ -36,9 +123,21 @@ def read_control(body: str) -> ControlRequest:
         raise Rejected(
             "unknown_schema", f"schema is {message.get('schema')!r}; this queue takes {SCHEMA!r}, so set it to that"
         )
-    return validated(ControlRequest, message)
+    kind = ACTIONS.get(str(message.get("action")))
+    if kind is None:
+        known = ", ".join(ACTIONS)
+        raise Rejected("unknown_action", f"action is {message.get('action')!r}; known are {known}")
+    request: ControlRequest = validated(kind, message)
+    return request
 
 
-def control_identity(request: ControlRequest) -> str:
-    """Return what makes two control requests for one job the same wish: the dedup_id, else the action itself."""
-    return request.action if request.dedup_id is None else f"{request.action}#{request.dedup_id}"
+def control_identity(request: JobControl) -> str:
+    """Return what makes two control requests for one job the same wish: the action and its dedup_id.
+
+    Without a dedup_id, a wish that carries values is told apart by them.
+    """
+    if request.dedup_id is not None:
+        return f"{request.action}#{request.dedup_id}"
+    values = request.model_dump(exclude={"schema_", "job", "action", "dedup_id", "requested_by"}, exclude_none=True)
+    told = ",".join(f"{name}={value}" for name, value in sorted(values.items()))
+    return request.action + (f"#{told}" if told else "")

@@ -45,9 +45,9 @@ def checkpoint_uri(job: Job, bucket: str) -> str | None:
     return f"s3://{bucket}/{file_key(job_prefix(job.team, job.id), job.saved.save, '')}"
 
 
-def result_id(job: str) -> str:
-    """Return the deduplication id of a job's result: the same however often it is sent."""
-    return f"{job}#result"
+def result_id(job: Job) -> str:
+    """Return the deduplication id of a job's result: the same however often it is sent, another one for each branch."""
+    return f"{job.id}#result" + (f"#{job.branch}" if job.branch else "")
 
 
 def refusal_message(rejected: Rejected, body: str) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""Keeps the survivors of a loss for the next attempt, and joins them with the nodes that take the vacant places.
+
+A node outlives an attempt: member of one, held between, member of the next. At most one live fleet a job, survivors
+counted in, because nothing else is bought while they are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from holdfast.application.ports import Bought, Ports
+from holdfast.application.record import record
+from holdfast.domain import recovery
+from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended, SurvivorsHeld
+from holdfast.domain.job import Job
+from holdfast.domain.ownership import FleetIntent, Node, Ownership
+from holdfast.domain.phase import Intent, Phase
+from holdfast.domain.placement import Candidate
+from job_contract.orders import ResumeFrom
+
+
+def hold_survivors(job: Job, live: Collection[str], ports: Ports) -> frozenset[str]:
+    """Return those of the live machines that stay for the next attempt; the row and their owner items say so."""
+    if job.phase is not Phase.RESUMING or job.intent is not Intent.RUN:
+        return frozenset()
+    if job.held:
+        return frozenset(job.held)
+    alive = [node.instance for node in ports.store.nodes(live) if node.state is not Ownership.ENDING]
+    choice = recovery.after_loss(job, alive, ports.clock())
+    if not choice.instances:
+        return frozenset()
+    ports.store.hold(choice.instances, choice.until)
+    held = SurvivorsHeld(
+        at=ports.clock(), attempt=job.attempt, instances=choice.instances, until=choice.until, why=choice.why
+    )
+    return frozenset(record(held, job.id, ports).held)
+
+
+def let_go(job: Job, ports: Ports) -> None:
+    """Machines held for a job that does not want them any more are ending."""
+    if job.held and not job.attempt_open and not job.dispatchable:
+        ports.store.mark_ending(job.held, job.id, ports.clock())
+        ports.fleets.terminate([found.id for found in ports.fleets.described(job.held) if found.live])
+
+
+def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, ports: Ports) -> str | None:
+    """Return the outcome of the launch step with survivors: launched or refused (wait, and ask again); None when they
+    were let go and a whole gang is to be bought.
+    """
+    fleet = f"{job.id}-{attempt}-s"
+    now = ports.clock()
+    survivors = _still_there(job, fleet, ports)
+    missing = max(0, job.nodes - len(survivors))
+    record(FleetIntended(at=now, attempt=attempt, fleet=fleet, resume_from=resume_from), job.id, ports)
+    intent = ports.store.open_intent(
+        FleetIntent(fleet=fleet, job=job.id, attempt=attempt, candidate=-1, nodes=job.nodes, opened_at=now)
+    )
+    bought, refusal = _missing_nodes(job, fleet, intent, missing, ports)
+    if refusal:
+        choice = recovery.after_refusal(job, len(survivors), now)
+        if choice is recovery.Refused.WAIT:
+            return _wait(job, attempt, intent, f"{len(survivors)} held; missing {missing}: {refusal}", ports)
+        if choice is recovery.Refused.RELEASE:
+            ports.store.mark_ending(job.held, job.id, now)
+            ports.fleets.terminate(survivors)
+            ports.store.close_intent(replace(intent, closed_at=now, outcome=refusal))
+            return None
+    members = _members(survivors[: job.nodes], bought.instances, job, fleet, attempt, ports)
+    ports.store.close_intent(
+        replace(intent, instances=members, nodes=len(members), closed_at=ports.clock(), outcome="bought")
+    )
+    _end_the_surplus(survivors[job.nodes :], job, ports)
+    assert job.pool is not None
+    whole = FleetBought(
+        at=ports.clock(),
+        attempt=attempt,
+        fleet=fleet,
+        instance_type=job.pool.instance_type,
+        zone=job.pool.zone,
+        market=job.pool.market,
+        nodes=len(members),
+    )
+    record(whole, job.id, ports)
+    return "launched"
+
+
+def _still_there(job: Job, fleet: str, ports: Ports) -> list[str]:
+    """Survivors that EC2 shows at work and that are still ours; in the order of their ids."""
+    ours = {
+        node.instance
+        for node in ports.store.nodes(job.held)
+        if node.state is Ownership.HELD or (node.state is Ownership.MEMBER and node.fleet == fleet)
+    }
+    return sorted(found.id for found in ports.fleets.described(job.held) if found.live and found.id in ours)
+
+
+def _missing_nodes(job: Job, fleet: str, intent: FleetIntent, missing: int, ports: Ports) -> tuple[Bought, str]:
+    """Return what was bought to fill the gang, and why nothing was."""
+    if not missing or job.pool is None:
+        return Bought(()), ""
+    known = [found.id for found in ports.fleets.of_fleet(fleet) if found.live]
+    if len(known) >= missing:
+        return Bought(tuple(known)), ""
+    pool = job.pool
+    wanted = Candidate(instance_type=pool.instance_type, market=pool.market, nodes=missing, zones=(pool.zone,))
+    bought = ports.fleets.buy(fleet, job.id, wanted)
+    if len(bought.instances) == missing:
+        return bought, ""
+    ports.fleets.terminate(bought.instances)
+    return Bought(()), f"{len(bought.instances)} of {missing} {pool.instance_type} in {pool.zone}: " + ", ".join(
+        bought.errors
+    )
+
+
+def _members(
+    survivors: Collection[str], new: Collection[str], job: Job, fleet: str, attempt: int, ports: Ports
+) -> tuple[str, ...]:
+    now = ports.clock()
+    adopted = [instance for instance in survivors if ports.store.adopt(instance, fleet=fleet, attempt=attempt, now=now)]
+    ports.store.own([Node(instance=one, job=job.id, fleet=fleet, attempt=attempt, since_at=now) for one in new])
+    return (*adopted, *new)
+
+
+def _end_the_surplus(instances: Collection[str], job: Job, ports: Ports) -> None:
+    """The job wants fewer nodes than survived."""
+    if instances:
+        ports.store.mark_ending(instances, job.id, ports.clock())
+        ports.fleets.terminate(instances)
+
+
+def _wait(job: Job, attempt: int, intent: FleetIntent, reason: str, ports: Ports) -> str:
+    now = ports.clock()
+    ports.store.close_intent(replace(intent, closed_at=now, outcome=reason))
+    refused = CapacityRefused(at=now, attempt=attempt, reason=reason, not_before=now + recovery.REFUSED_RETRY_S)
+    record(refused, job.id, ports)
+    return "refused"

@@ -1,0 +1,92 @@
+"""After a loss: hold the survivors, shrink to them, or let them go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.domain.job import Job
+from holdfast.domain.phase import Intent, Phase
+
+HOLD_AT_LEAST_S = 60.0
+"""One dispatch and one purchase."""
+
+HOLD_AT_MOST_S = 600.0
+REFUSED_RETRY_S = 20.0
+"""Between two tries to buy the missing nodes while survivors are held."""
+
+HOLDABLE = frozenset({None, "preemption", "peer_lost", "lost"})
+"""Ends that say nothing against the nodes that are still there."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Which survivors to keep and until when (seconds since 1970); none = release all. `why` is for the record."""
+
+    instances: tuple[str, ...]
+    until: float
+    why: str
+
+
+class Refused(StrEnum):
+    """What to do with held survivors when the missing nodes cannot be bought."""
+
+    WAIT = "wait"
+    SHRINK = "shrink"
+    RELEASE = "release"
+
+
+def after_loss(job: Job, alive: Collection[str], now: float, price_usd_h: float | None = None) -> Hold:
+    """Return the survivors worth holding.
+
+    Holding k nodes for t seconds costs k * t; letting them go costs a boot of all n nodes, n * boot_s, and the risk of
+    finding no whole gang. So they are held for at most n * boot_s / k seconds, within bounds; the price of an hour
+    cancels out, except where a budget would not bear it.
+    """
+    nothing = Hold((), now, "")
+    if job.phase is not Phase.RESUMING or job.intent is not Intent.RUN:
+        return nothing
+    if job.failure not in HOLDABLE:
+        return Hold((), now, f"{job.failure}: the nodes themselves are in doubt")
+    survivors = tuple(sorted(set(alive) - set(job.doomed)))
+    if not survivors or len(survivors) >= job.gang:
+        return Hold((), now, "nobody is left" if not survivors else "nobody is known to be lost")
+    seconds = min(HOLD_AT_MOST_S, max(HOLD_AT_LEAST_S, job.gang * job.boot_s / len(survivors)))
+    cost = None if price_usd_h is None else len(survivors) * seconds / 3600 * price_usd_h
+    if cost is not None and job.budget_usd is not None and spent_usd(job, price_usd_h) + cost > job.budget_usd:
+        return Hold((), now, f"holding would cost {cost:.2f} USD, more than the budget has left")
+    priced = "" if cost is None else f", at most {cost:.2f} USD"
+    return Hold(survivors, now + seconds, f"{len(survivors)} of {job.gang} held for at most {seconds:.0f} s{priced}")
+
+
+def after_refusal(job: Job, alive: int, now: float) -> Refused:
+    """Return what to do when the pool of the survivors has no more of their kind."""
+    if alive == 0:
+        return Refused.RELEASE
+    if now < (job.held_until or 0.0):
+        return Refused.WAIT
+    return Refused.SHRINK if alive >= job.min_nodes else Refused.RELEASE
+
+
+def spent_usd(job: Job, price_usd_h: float | None) -> float:
+    """Return what the job's machines have cost so far at this price of a node-hour."""
+    return job.node_seconds / 3600 * (price_usd_h or 0.0)
+
+
+HANG_AT_LEAST_S = 120.0
+HANG_REPORTS = 5
+"""So many progress reports without a new step are a hang."""
+
+
+def hung(job: Job, step_at: float | None, now: float) -> str | None:
+    """Return why the training counts as hung, None while it may be moving.
+
+    A heartbeat says that an agent lives; only a new step says that the ranks do. `step_at` is when the newest step was
+    reported. Evaluation and saving are shorter than the bound, or the job reports more rarely.
+    """
+    if job.phase is not Phase.RUNNING:
+        return None
+    bound_s = max(HANG_AT_LEAST_S, HANG_REPORTS * job.report_s)
+    silent_s = now - max(step_at or 0.0, job.phase_at)
+    return f"no new step for {silent_s:.0f} s (bound {bound_s:.0f} s)" if silent_s > bound_s else None
