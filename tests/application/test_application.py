@@ -440,6 +440,27 @@ def test_a_run_shorter_than_two_heartbeats_is_still_a_valid_state(ports: FakePor
     assert answer["heartbeat_s"] < answer["run_s"]
 
 
+def test_a_job_at_its_run_limit_saves_first_and_fails_with_the_limit_named(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job(run_s=3600, report_s=3600))
+    ports.workflow.start(job.id, 1)
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.clock.step(3601)
+    assert "limit" in [finding.what for finding in Sweep(ports).run()]
+    assert ports.store.orders[job.id].action is Action.CHECKPOINT_STOP
+    record(b.saved(40, final=True), job.id, ports)
+    ended = close_attempt(job.id, 1, ports)
+    assert (ended.phase, ended.failure) == (Phase.FAILED, "limit")
+    assert "limits.run_s = 3600" in ended.reason
+
+
+def test_the_run_limit_counts_all_attempts_together(ports: FakePorts) -> None:
+    job = b.after(b.a_running_job(run_s=100), b.lost(), b.closed())
+    assert job.trained_s == 60
+    answer = answer_for(b.after(job, b.started(2), b.ready(2)), Wait.READY, b.NOW)
+    assert answer is not None
+    assert answer["run_s"] == 40 + 3600
+
+
 # -- survivors ---------------------------------------------------------------------------------------------------------
 
 

@@ -149,6 +149,13 @@ def test_peers_that_die_of_a_preemption_are_charged_to_it() -> None:
     assert job.charged == {"preemption": 1}
 
 
+def test_a_node_under_notice_that_takes_its_job_with_it_is_a_preemption() -> None:
+    job = b.after(b.a_running_job(nodes=1), b.noticed(b.LEADER), b.closed())
+    assert job.charged == {"preemption": 1}
+    job = b.after(b.a_running_job(), b.noticed(), b.failed("lost"), b.closed())
+    assert job.charged == {"preemption": 1}
+
+
 def test_limits_attempts_ends_a_job_that_keeps_failing() -> None:
     job = b.a_job(attempts_limit=2)
     for attempt in (1, 2):

@@ -9,11 +9,11 @@ from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import close_attempt, release_fleet
 from holdfast.domain.errors import ExecutionOver
-from holdfast.domain.events import Failed, FleetLost
+from holdfast.domain.events import Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import Instance, suspect
-from holdfast.domain.phase import ALIVE, Phase
-from holdfast.domain.recovery import hung
+from holdfast.domain.phase import ALIVE, Intent, Phase
+from holdfast.domain.recovery import hung, over_limit
 
 START_GRACE_S = 30
 """A dispatch may be between its transaction and its StartExecution."""
@@ -52,6 +52,7 @@ class Sweep:
         elif job.phase in ALIVE:
             yield from self._members(job)
             yield from self._progress(job)
+            yield from self._limits(job)
 
     def _never_started(self, job: Job) -> Iterable[Finding]:
         if self.ports.clock() - job.phase_at < START_GRACE_S:
@@ -91,6 +92,12 @@ class Sweep:
         if why:
             record(Failed(at=self.ports.clock(), attempt=job.attempt, failure="hang", reason=why), job.id, self.ports)
             yield Finding("hang", job.id, why)
+
+    def _limits(self, job: Job) -> Iterable[Finding]:
+        reason = over_limit(job, self.ports.clock())
+        if reason and job.intent is Intent.RUN:
+            record(LimitPassed(at=self.ports.clock(), reason=reason), job.id, self.ports)
+            yield Finding("limit", job.id, reason)
 
     def _here(self, instance: Instance | None, bought_at: float) -> bool:
         if instance is None:

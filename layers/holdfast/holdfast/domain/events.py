@@ -132,8 +132,15 @@ class SurvivorsHeld(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LimitPassed(Event):
+    """A limit of the job was passed while it had machines: checkpoint, stop, and fail with this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class GaveUp(Event):
-    """A limit was passed."""
+    """A limit was passed before the job had machines."""
 
     reason: str
 

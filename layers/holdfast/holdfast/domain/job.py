@@ -78,6 +78,7 @@ class Job:
     gang: int = 0
     boot_s: float = 0.0
     roster_id: str | None = None
+    roster_at: float | None = None
     last_roster_id: str | None = None
     held: tuple[str, ...] = ()
     held_until: float | None = None
@@ -94,6 +95,7 @@ class Job:
     forced_checkpoints: int = 0
     fell_back: int = 0
     node_seconds: float = 0.0
+    trained_s: float = 0.0
     branch: int = 0
     retry_from: SavePointer | None = None
     ended_at: float | None = None
@@ -107,6 +109,11 @@ class Job:
     def over(self) -> bool:
         """True when the job has ended and its last attempt is closed: the result can be told."""
         return self.phase in ENDED and not self.attempt_open
+
+    def trained_for_s(self, now: float) -> float:
+        """Seconds that the job has had its ranks, all attempts together."""
+        started = self.roster_at if self.attempt_open else None
+        return self.trained_s + (now - started if started else 0.0)
 
     @property
     def rank(self) -> float:

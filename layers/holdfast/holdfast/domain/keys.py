@@ -15,6 +15,7 @@ from holdfast.domain.events import (
     FleetLost,
     GaveUp,
     InterruptionNoticed,
+    LimitPassed,
     LimitsExtended,
     OrderHeard,
     PauseRequested,
@@ -80,5 +81,5 @@ def _(
 
 
 @_detail.register
-def _(event: GaveUp) -> str:
+def _(event: GaveUp | LimitPassed) -> str:
     return event.reason

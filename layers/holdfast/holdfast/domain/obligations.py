@@ -12,6 +12,7 @@ from holdfast.domain.notices import checkpoint_wait_s
 from holdfast.domain.phase import ENDED, Intent, Phase
 from job_contract.orders import Action, Orders, Wait
 
+RUN_MARGIN_S = 3600
 HEARTBEAT_S = 30
 """The agents of two nodes beat every 10 s."""
 
@@ -58,8 +59,8 @@ def answer_for(job: Job, wait: Wait, now: float) -> dict[str, Any] | None:
         return {"outcome": "ended"}
     if wait is Wait.READY:
         if job.roster_id is not None:
-            # A state's heartbeat must be shorter than its timeout.
-            run_s = max(job.run_s, HEARTBEAT_S + 1)
+            # The sweep ends a run at its limit, after a save; the state's own end is the net below it.
+            run_s = round(max(job.run_s - job.trained_s, 0)) + RUN_MARGIN_S
             return {"outcome": "started", "heartbeat_s": HEARTBEAT_S, "run_s": run_s}
         return {"outcome": "withdrawn"} if job.intent is not Intent.RUN else None
     if wait is Wait.TRAINING and action_for(job) is Action.CHECKPOINT_STOP:

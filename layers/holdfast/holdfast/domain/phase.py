@@ -31,11 +31,12 @@ class Phase(StrEnum):
 
 
 class Intent(StrEnum):
-    """What the user wants, whatever the phase."""
+    """What is wanted, whatever the phase; EXPIRE is what the job's own limits want."""
 
     RUN = "run"
     PAUSE = "pause"
     CANCEL = "cancel"
+    EXPIRE = "expire"
 
 
 ALIVE = frozenset({Phase.LAUNCHING, Phase.RUNNING, Phase.INTERRUPTED, Phase.CHECKPOINTING})

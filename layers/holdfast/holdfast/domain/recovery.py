@@ -74,6 +74,17 @@ def spent_usd(job: Job, price_usd_h: float | None) -> float:
     return job.node_seconds / 3600 * (price_usd_h or 0.0)
 
 
+def over_limit(job: Job, now: float, price_usd_h: float | None = None) -> str | None:
+    """Return which limit a job with machines has passed, None while it is within all."""
+    if job.trained_for_s(now) > job.run_s:
+        return f"limits.run_s = {job.run_s} passed"
+    if job.budget_usd is None or price_usd_h is None:
+        return None
+    running = job.gang * (now - job.bought_at) if job.bought_at else 0.0
+    cost = (job.node_seconds + running) / 3600 * price_usd_h
+    return f"limits.budget_usd = {job.budget_usd:g} passed: {cost:.2f}" if cost > job.budget_usd else None
+
+
 HANG_AT_LEAST_S = 120.0
 HANG_REPORTS = 5
 """So many progress reports without a new step are a hang."""

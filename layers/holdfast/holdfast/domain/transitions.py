@@ -24,6 +24,7 @@ from holdfast.domain.events import (
     GateRefused,
     GaveUp,
     InterruptionNoticed,
+    LimitPassed,
     LimitsExtended,
     OrderHeard,
     PauseRequested,
@@ -65,6 +66,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     Failed: ENDS_ATTEMPT,
     AttemptClosed: ENDS_ATTEMPT,
     SurvivorsHeld: {S: S},
+    LimitPassed: NOT_ENDED,
     GaveUp: dict.fromkeys((Q, L, R, N, C, S, Phase.PAUSED), Phase.FAILED),
     CancelRequested: NOT_ENDED,
     PauseRequested: NOT_ENDED,
@@ -148,6 +150,7 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         bought_at=None,
         gang=0,
         roster_id=None,
+        roster_at=None,
         last_roster_id=job.roster_id or job.last_roster_id,
         resume_from=None,
         doomed=(),
@@ -187,7 +190,9 @@ def _all_ready(job: Job, event: AllReady, target: Phase) -> Job:
     if job.phase is not L or job.roster_id is not None or job.intent is not Intent.RUN:
         return job
     boot_s = event.at - job.bought_at if job.bought_at else 0.0
-    return replace(job, stage="starting the ranks", roster_id=event.roster_id, boot_s=round(boot_s, 1))
+    return replace(
+        job, stage="starting the ranks", roster_id=event.roster_id, roster_at=event.at, boot_s=round(boot_s, 1)
+    )
 
 
 def _training_started(job: Job, event: TrainingStarted, target: Phase) -> Job:
@@ -259,12 +264,18 @@ def _gave_up(job: Job, event: GaveUp, target: Phase) -> Job:
     return replace(job, phase=target, stage="releasing machines", reason=event.reason)
 
 
+def _limit_passed(job: Job, event: LimitPassed, target: Phase) -> Job:
+    if job.intent is not Intent.RUN or not job.attempt_open:
+        return job
+    return replace(_stopped(replace(job, intent=Intent.EXPIRE), Phase.FAILED), reason=event.reason)
+
+
 def _cancel_requested(job: Job, event: CancelRequested, target: Phase) -> Job:
     return _stopped(replace(job, intent=Intent.CANCEL), Phase.CANCELLED)
 
 
 def _pause_requested(job: Job, event: PauseRequested, target: Phase) -> Job:
-    if job.intent is Intent.CANCEL or job.phase is Phase.PAUSED:
+    if job.intent in (Intent.CANCEL, Intent.EXPIRE) or job.phase is Phase.PAUSED:
         return job
     return _stopped(replace(job, intent=Intent.PAUSE), Phase.PAUSED)
 
@@ -277,7 +288,7 @@ def _stopped(job: Job, phase: Phase) -> Job:
 
 
 def _resume_requested(job: Job, event: ResumeRequested, target: Phase) -> Job:
-    if job.intent is Intent.CANCEL:
+    if job.intent in (Intent.CANCEL, Intent.EXPIRE):
         return job
     nodes = event.nodes or job.nodes
     wanted = replace(job, intent=Intent.RUN, nodes=nodes, min_nodes=min(job.min_nodes, nodes))
@@ -324,7 +335,8 @@ def _survivors_held(job: Job, event: SurvivorsHeld, target: Phase) -> Job:
 
 
 def _attempt_closed(job: Job, event: AttemptClosed, target: Phase) -> Job:
-    lost = job if job.phase in WAITING else replace(job, phase=S, failure=job.failure or "lost")
+    unheard = "preemption" if job.doomed else "lost"
+    lost = job if job.phase in WAITING else replace(job, phase=S, failure=job.failure or unheard)
     return _settled(lost, event)
 
 
@@ -332,13 +344,22 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
     """Charge the attempt to its class, count its machine time, and leave the job dispatchable or ended."""
     charged, over = dict(job.charged), None
     if job.failure is not None:
-        charged_as = "preemption" if job.doomed and job.failure == "peer_lost" else job.failure
+        # What a node under notice takes with it is the notice's doing.
+        charged_as = "preemption" if job.doomed and job.failure not in failure.PRIMARY else job.failure
         over = failure.spent(charged, charged_as, job.attempts_limit)
         charged[charged_as] = charged.get(charged_as, 0) + 1
     node_seconds = job.node_seconds + (job.gang * (event.at - job.bought_at) if job.bought_at else 0.0)
-    closed = replace(job, attempt_open=False, charged=charged, node_seconds=round(node_seconds, 1))
+    closed = replace(
+        job,
+        attempt_open=False,
+        charged=charged,
+        node_seconds=round(node_seconds, 1),
+        trained_s=round(job.trained_for_s(event.at), 1),
+    )
     if closed.phase in ENDED:
         return replace(closed, stage="")
+    if job.intent is Intent.EXPIRE:
+        return replace(closed, phase=Phase.FAILED, stage="", failure="limit")
     if job.intent is not Intent.RUN:
         phase = Phase.CANCELLED if job.intent is Intent.CANCEL else Phase.PAUSED
         return replace(closed, phase=phase, stage="", reason=f"{phase} as asked")
@@ -365,6 +386,7 @@ RULES: Mapping[type[Event], Rule] = {
     TrainingFinished: _training_finished,
     Failed: _failed,
     AttemptClosed: _attempt_closed,
+    LimitPassed: _limit_passed,
     GaveUp: _gave_up,
     SurvivorsHeld: _survivors_held,
     CancelRequested: _cancel_requested,
