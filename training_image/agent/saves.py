@@ -177,13 +177,22 @@ class Saves:
                 reason = f"part of node {broken.node_rank} failed: {broken.failed}"
                 return SaveFailed(save.name, save.any_rank.final, reason)
             if len(parts) < self._seats.nodes:
-                return None
+                return self._overdue(save, {part.node_rank for part in parts})
             committed = self._committer.commit(save.any_rank, parts)
         self._committer.move_head(committed)
         self._journal.note("committed", save=save.name, step=committed.manifest.step, sha256=committed.sha256)
         self.newest = save.name
         self._forget_older(save.name)
         return Saved(committed)
+
+    def _overdue(self, save: LocalSave, put: set[int]) -> SaveFailed | None:
+        """The part of a node under notice is due when the notice ends: afterwards nobody is there to put it."""
+        control = self._control()
+        missing = sorted(set(control.doomed) - put)
+        if not missing or control.deadline_at is None or self._clock() < control.deadline_at + self._pace.doomed_slack_s:
+            return None
+        reason = f"node {missing[0]} was taken away before its part was put"
+        return SaveFailed(save.name, save.any_rank.final, reason)
 
     def _part(self, save: LocalSave) -> Part:
         """Return this node's part; its files are in the bucket unless it says failed."""

@@ -1,6 +1,7 @@
 """The commit of a save: one manifest, one head, whoever comes first and whatever S3 refuses."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -197,6 +198,17 @@ def test_a_save_without_the_other_nodes_part_ends_at_the_deadline(start_node, pl
     node.orders.value = play.seen("checkpoint_stop", 4, nodes=2)
     failed = node.wait_for("failed")
     assert failed.failure == "save_failed"
+
+
+def test_the_part_of_a_node_that_was_taken_away_is_not_waited_for(start_node, play):
+    """The grace is for nodes that live on: without it the survivors would be held up for ten minutes."""
+    node = start_node(pace=replace(play.fast, save_grace_s=600.0, doomed_slack_s=0.0))
+    node.orders.value = play.seen("run", 3, nodes=2)
+    play.until(lambda: (node.run_dir / "progress.json").exists(), node)
+    gone = time.time() + 0.2
+    node.orders.value = play.seen("checkpoint_stop", 4, nodes=2, deadline_at=gone, doomed=("i-1",))
+    failed = node.wait_for("failed")
+    assert (failed.failure, "node 1 was taken away" in failed.reason) == ("save_failed", True)
 
 
 def test_a_part_of_another_roster_does_not_count(start_node, play, s3):

@@ -36,8 +36,8 @@ CLASSES: Mapping[str, FailureClass] = {
     "user_error": FailureClass(0, True, "correct the request and submit it anew"),
 }
 
-PRIMARY = frozenset(CLASSES) - {"peer_lost", "fenced", "lost"}
-"""Classes that say what went wrong; the others say only that something did."""
+PRIMARY = frozenset(CLASSES) - {"peer_lost", "fenced", "lost", "save_failed"}
+"""Classes that say what went wrong; the others say only that something did, and a notice explains them."""
 
 
 def failure_class(name: str) -> FailureClass:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Phase
 
-CHECKPOINT_GRACE_S = 60
-"""After the deadline the nodes that live on may still be uploading their parts."""
+CHECKPOINT_GRACE_S = 600
+"""After the deadline the nodes that live on may still be uploading their parts; agents give up at the same time."""
 
 ORDERED_STOP_S = 600
 """What a stop without a deadline of AWS (cancel, pause) may take."""

@@ -252,10 +252,10 @@ class Image(_Part):
     """A container image of the user's own that keeps the job contract."""
 
     uri: str = Field(
-        max_length=512, pattern=r"^[a-zA-Z0-9][\w./:@-]*$", description="a container image such as registry/name:tag"
+        max_length=256, pattern=r"^[a-zA-Z0-9][\w./:@-]*$", description="a container image such as registry/name:tag"
     )
     command: Annotated[tuple[Annotated[str, Field(max_length=4_096)], ...], Field(max_length=64)] = Field(
-        (), description="words of the command that starts the agent; empty for the image's own"
+        (), description="words of the command that starts a rank; empty for the bundled trainer"
     )
 
 
