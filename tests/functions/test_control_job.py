@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 from bench.world.world import World
 from tests import builders as b
 from tests.functions.scenes import (
@@ -40,10 +43,24 @@ def test_a_cancel_that_comes_twice_is_one(world: World) -> None:
     assert job_now().version == version
 
 
-def test_an_unknown_job_and_a_message_of_nonsense_are_answered_and_acknowledged(world: World) -> None:
-    assert failures(world.call("ControlJob", records(CONTROL))) == []
+def test_a_wish_for_a_job_that_may_still_come_is_tried_again_and_then_answered(world: World) -> None:
+    assert fails(world, "ControlJob", received(CONTROL, 1))
+    assert world.results == []
+    assert failures(world.call("ControlJob", received(CONTROL, 3))) == []
+    assert [result["code"] for result in world.results] == ["unknown_job"]
+
+
+def received(event: str, times: int) -> dict[str, Any]:
+    """The batch at its so many-th delivery."""
+    again = copy.deepcopy(records(event))
+    for record in again["Records"]:
+        record["attributes"]["ApproximateReceiveCount"] = str(times)
+    return again
+
+
+def test_a_message_of_nonsense_is_answered_and_acknowledged(world: World) -> None:
     assert failures(world.call("ControlJob", delivered(CONTROL, "[]"))) == []
-    assert [result["code"] for result in world.results] == ["unknown_job", "not_json"]
+    assert [result["code"] for result in world.results] == ["not_json"]
 
 
 def test_our_own_fault_goes_back_to_the_queue(world: World) -> None:

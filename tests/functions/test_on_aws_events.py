@@ -73,7 +73,7 @@ def test_a_member_that_goes_is_lost_to_its_job(world: World) -> None:
     assert job_now().phase == "running"
     world.call("OnInstanceStateChange", b.sample(GOING))
     world.call("OnInstanceStateChange", b.sample("ec2-instance-state-change-terminated.json"))
-    assert (job_now().phase, orders_now(world).action) == ("resuming", "release")
+    assert (job_now().phase, orders_now(world).action) == ("resuming", "wait")
 
 
 def test_a_member_under_notice_that_goes_leaves_the_save_to_the_others(world: World) -> None:

@@ -189,7 +189,11 @@ class Saves:
         """The part of a node under notice is due when the notice ends: afterwards nobody is there to put it."""
         control = self._control()
         missing = sorted(set(control.doomed) - put)
-        if not missing or control.deadline_at is None or self._clock() < control.deadline_at + self._pace.doomed_slack_s:
+        if (
+            not missing
+            or control.deadline_at is None
+            or self._clock() < control.deadline_at + self._pace.doomed_slack_s
+        ):
             return None
         reason = f"node {missing[0]} was taken away before its part was put"
         return SaveFailed(save.name, save.any_rank.final, reason)
