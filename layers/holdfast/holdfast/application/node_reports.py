@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 from functools import singledispatchmethod
 
+from holdfast.application.notices import warn_pool_of
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import gate
+from holdfast.domain.classify import Ended, refined
 from holdfast.domain.errors import Rejected
 from holdfast.domain.events import (
     AllReady,
@@ -21,6 +23,7 @@ from holdfast.domain.events import (
     TrainingFinished,
     TrainingStarted,
 )
+from holdfast.domain.job import Job
 from holdfast.domain.ownership import Node, Ownership, Ready
 from job_contract import reports
 from job_contract.checkpoint_layout import SavePointer
@@ -119,12 +122,16 @@ class NodeReports:
 
     @_take.register
     def _(self, report: reports.Failed, node: Node) -> None:
-        reason = f"{report.instance}: {report.reason}"[:500]
-        self._record(Failed(at=report.at, attempt=report.attempt, failure=report.failure, reason=reason), report.job)
+        ended = Ended(
+            failure=report.failure, reason=report.reason, exit_code=report.exit_code, log=report.log_tail
+        )
+        verdict = refined(ended)
+        reason = f"{report.instance}: {verdict.text}"[:500]
+        self._record(Failed(at=report.at, attempt=report.attempt, failure=verdict.failure, reason=reason), report.job)
 
     @_take.register
     def _(self, report: reports.NoticeSeen, node: Node) -> None:
-        self._record(
+        job = self._record(
             InterruptionNoticed(
                 at=report.at,
                 attempt=report.attempt,
@@ -134,6 +141,8 @@ class NodeReports:
             ),
             report.job,
         )
+        if report.attempt == job.attempt:
+            warn_pool_of(report.instance, job, self.ports)
 
-    def _record(self, event: Event, job_id: str) -> None:
-        record(event, job_id, self.ports)
+    def _record(self, event: Event, job_id: str) -> Job:
+        return record(event, job_id, self.ports)

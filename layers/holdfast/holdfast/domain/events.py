@@ -128,3 +128,32 @@ class GaveUp(Event):
 @dataclass(frozen=True, kw_only=True)
 class CancelRequested(Event):
     request: str
+
+
+# -- Warnings that leave the machines at work --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlySaveAdvised(AttemptEvent):
+    """AWS hints at trouble for the machines: one save now, then training goes on.
+
+    `until_at` is how long the hint holds; until then saves are asked for more often.
+    """
+
+    until_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovePlanned(AttemptEvent):
+    """The machines must be left by `by_at`; `after_save`: as soon as one more save is committed."""
+
+    instance: str
+    by_at: float
+    after_save: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveDue(AttemptEvent):
+    """The time to leave the machines has come: save, stop, and go on elsewhere, all by `by_at`."""
+
+    by_at: float

@@ -78,6 +78,7 @@ class Instance:
     job: str | None
     fleet: str | None
     state_reason: str = ""
+    reservation: str = ""
 
     @property
     def live(self) -> bool:

@@ -16,6 +16,7 @@ from holdfast.domain.events import (
     CancelRequested,
     CapacityRefused,
     CheckpointSaved,
+    EarlySaveAdvised,
     Event,
     Failed,
     FleetBought,
@@ -24,12 +25,14 @@ from holdfast.domain.events import (
     GateRefused,
     GaveUp,
     InterruptionNoticed,
+    MoveDue,
+    MovePlanned,
     OrderHeard,
     TrainingFinished,
     TrainingStarted,
 )
 from holdfast.domain.job import Job, Saved
-from holdfast.domain.notices import loses_only_doomed
+from holdfast.domain.notices import announced, cooling, loses_only_doomed, pool_of, trains
 from holdfast.domain.obligations import projection
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
 
@@ -58,6 +61,9 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     AttemptClosed: ENDS_ATTEMPT,
     GaveUp: dict.fromkeys((Q, L, R, N, C, S, Phase.PAUSED), Phase.FAILED),
     CancelRequested: {phase: phase for phase in (Q, L, R, N, C, S, Phase.PAUSED)},
+    EarlySaveAdvised: {phase: phase for phase in (L, R, N, C, S)},
+    MovePlanned: {phase: phase for phase in (L, R, N, C, S)},
+    MoveDue: {L: N, R: N, N: N, C: C, S: S},
 }
 
 OVERTAKEN = (AttemptStarted, FleetIntended, FleetBought)
@@ -138,6 +144,13 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         deadline_at=None,
         failure=None,
         not_before=0.0,
+        pool="",
+        save_asked_at=None,
+        asked_generation=None,
+        advised_until_at=None,
+        move_by_at=None,
+        move_after_save_at=None,
+        step_at_attempt_start=job.durable_step,
     )
 
 
@@ -149,7 +162,8 @@ def _fleet_bought(job: Job, event: FleetBought, target: Phase) -> Job:
     if event.fleet != job.fleet:
         return job
     stage = f"booting {job.nodes} x {event.instance_type} in {event.zone}"
-    return replace(job, stage=stage, bought_at=job.bought_at or event.at)
+    pool = pool_of(event.instance_type, event.zone, job.market)
+    return replace(job, stage=stage, bought_at=job.bought_at or event.at, pool=pool)
 
 
 def _refused(job: Job, event: CapacityRefused | GateRefused, target: Phase) -> Job:
@@ -170,6 +184,8 @@ def _training_started(job: Job, event: TrainingStarted, target: Phase) -> Job:
     reason = f"fell back past {', '.join(event.fell_back)}" if event.fell_back else job.reason
     return replace(
         job,
+        # What an older save is caught up from counts as progress, though the job has been further before.
+        step_at_attempt_start=event.step if event.fell_back else job.step_at_attempt_start,
         phase=target,
         stage=stage,
         reason=reason,
@@ -199,7 +215,7 @@ def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
 
 
 def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
-    remembered = _remember(job, event)
+    remembered = _answered(_remember(job, event), event)
     step = max(job.step, event.pointer.step)
     if not event.final or job.phase is S:
         stage = "training" if target is R else job.stage
@@ -211,7 +227,7 @@ def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
-    kind = "preemption" if job.market == "spot" or job.doomed else "hardware"
+    kind = "preemption" if job.market == "spot" or announced(job) else "hardware"
     reason = f"lost {', '.join(event.instances)}"
     return replace(job, phase=target, stage="releasing machines", reason=reason, failure=job.failure or kind)
 
@@ -249,9 +265,12 @@ def _attempt_closed(job: Job, event: AttemptClosed, target: Phase) -> Job:
 def _settled(job: Job, event: AttemptClosed) -> Job:
     """Charge the attempt to its class, count its machine time, and leave the job dispatchable or ended."""
     charged, over = dict(job.charged), None
+    if job.durable_step > job.step_at_attempt_start:
+        job = replace(job, fruitless=0, fruitless_failure="")
     if job.failure is not None:
-        charged_as = "preemption" if job.doomed and job.failure == "peer_lost" else job.failure
-        over = failure.spent(charged, charged_as, job.attempts_limit)
+        charged_as = "preemption" if announced(job) and job.failure == "peer_lost" else job.failure
+        job = _counted(job, charged_as)
+        over = failure.spent(charged, charged_as, job.attempts_limit) or failure.looping(charged_as, job.fruitless)
         charged[charged_as] = charged.get(charged_as, 0) + 1
     node_seconds = job.node_seconds + (job.nodes * (event.at - job.bought_at) if job.bought_at else 0.0)
     closed = replace(job, attempt_open=False, charged=charged, node_seconds=round(node_seconds, 1))
@@ -263,6 +282,58 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
     if over:
         return replace(closed, phase=Phase.FAILED, stage="", reason=over)
     return replace(closed, stage="waiting for a place" if job.failure != "capacity" else job.stage)
+
+
+def _counted(job: Job, charged_as: str) -> Job:
+    """Count how often in a row attempts ended this way without one new durable step."""
+    if charged_as in failure.NEVER_A_LOOP or job.durable_step > job.step_at_attempt_start:
+        return job
+    repeated = job.fruitless if job.fruitless_failure == charged_as else 0
+    return replace(job, fruitless=repeated + 1, fruitless_failure=charged_as)
+
+
+# -- Warnings that leave the machines at work --------------------------------------------------------------------------
+
+
+def _early_save_advised(job: Job, event: EarlySaveAdvised, target: Phase) -> Job:
+    if not trains(job) or cooling(job, event.at):
+        return job
+    return replace(
+        job,
+        stage="saving early, training goes on",
+        save_asked_at=event.at,
+        asked_generation=job.version + 1,  # the version that this change gives the row
+        advised_until_at=event.until_at or job.advised_until_at,
+    )
+
+
+def _answered(job: Job, event: CheckpointSaved) -> Job:
+    """A save made since it was asked for answers the ask, whatever order made it."""
+    if job.save_asked_at is None or event.at < job.save_asked_at:
+        return job
+    return replace(job, asked_generation=None)
+
+
+def _move_planned(job: Job, event: MovePlanned, target: Phase) -> Job:
+    if job.phase not in (L, R):
+        return job
+    by_at = min(event.by_at, job.move_by_at or event.by_at)
+    after_save_at = job.move_after_save_at
+    if event.after_save and after_save_at is None:
+        after_save_at = event.at
+    return replace(job, move_by_at=by_at, move_after_save_at=after_save_at)
+
+
+def _move_due(job: Job, event: MoveDue, target: Phase) -> Job:
+    if job.phase is S:
+        return job
+    reason = event.cause or "the machines must be left"
+    if job.phase is L and job.roster_id is None:
+        return replace(job, phase=S, stage="releasing machines", reason=reason)
+    deadline_at = min(event.by_at, job.deadline_at or event.by_at)
+    if job.phase in (N, C):
+        return replace(job, deadline_at=deadline_at)
+    return replace(job, phase=target, stage="saving before the move", reason=reason, deadline_at=deadline_at)
 
 
 Rule = Callable[[Job, Any, Phase], Job]
@@ -284,6 +355,9 @@ RULES: Mapping[type[Event], Rule] = {
     AttemptClosed: _attempt_closed,
     GaveUp: _gave_up,
     CancelRequested: _cancel_requested,
+    EarlySaveAdvised: _early_save_advised,
+    MovePlanned: _move_planned,
+    MoveDue: _move_due,
 }
 
 assert RULES.keys() == TABLE.keys()
