@@ -9,6 +9,7 @@ from enum import StrEnum
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import notices
+from holdfast.domain.errors import UnknownJob
 from holdfast.domain.events import (
     AttemptEvent,
     EarlySaveAdvised,
@@ -32,8 +33,8 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """A notice for one machine: taken by its job; late, because the job is past that attempt; expected, because we end
-    the machine ourselves; or foreign, because the machine is nobody's of ours. `job` is set when it is taken or late."""
+    """A notice for one machine: taken by its job; late, because the job is past that attempt; expected, because we
+    end the machine ourselves; or foreign, because it is nobody's of ours. `job` is set when it is taken or late."""
 
     instance: str
     fate: Fate
@@ -86,7 +87,9 @@ def advised(instance: str, ports: Ports) -> Told:
 
 def maintenance(instances: Iterable[str], ports: Ports, *, starts_at: float, cause: str) -> list[Told]:
     """The owners' jobs will leave these machines before the maintenance starts; the order is out if that is soon."""
-    return [_leave(instance, ports, by_at=notices.maintenance_left_by(starts_at), cause=cause) for instance in instances]
+    return [
+        _leave(instance, ports, by_at=notices.maintenance_left_by(starts_at), cause=cause) for instance in instances
+    ]
 
 
 def degraded(instances: Iterable[str], ports: Ports, *, cause: str) -> list[Told]:
@@ -155,7 +158,11 @@ def _degraded(instance: str, ports: Ports, cause: str) -> Told:
 
 
 def _tell(event: AttemptEvent, node: Node, ports: Ports) -> Told:
-    job = record(event, node.job, ports)
+    try:
+        job = record(event, node.job, ports)
+    except UnknownJob:
+        # Rows outlive their jobs by weeks only, and so do owner items, but not to the same second.
+        return Told(instance=node.instance, fate=Fate.FOREIGN)
     late = job.attempt != node.attempt or not job.attempt_open
     return Told(instance=node.instance, fate=Fate.LATE if late else Fate.TAKEN, job=job)
 

@@ -46,7 +46,10 @@ STATE_REASONS: Mapping[str, tuple[str, str]] = {
     "Server.SpotInstanceTermination": ("preemption", "EC2 took the spot instance back"),
     "Server.SpotInstanceShutdown": ("preemption", "EC2 shut the spot instance down"),
     "Server.InsufficientInstanceCapacity": ("capacity", "EC2 had no capacity for the instance after all"),
-    "Client.VolumeLimitExceeded": ("capacity", "the account's volume limit was reached, so the instance could not start"),
+    "Client.VolumeLimitExceeded": (
+        "capacity",
+        "the account's volume limit was reached, so the instance could not start",
+    ),
     "Server.InternalError": ("hardware", "the instance was ended by an error inside EC2"),
     "Server.ScheduledStop": ("hardware", "the instance was stopped by a scheduled retirement"),
     "Client.InternalError": ("supervisor", "the instance could not start: its volume's key or image is not usable"),
@@ -72,8 +75,8 @@ REPLACE_XIDS: Mapping[int, str] = {
     155: "NVLink software error",
     156: "resource retirement",
     158: "GPU fatal timeout",
-    165: "row remapping is exhausted",
-    168: "GPU needs a reboot",
+    165: "the driver asks for another GPU",
+    168: "the GPU needs a reboot",
 }
 """The driver's errors after which a gang replaces the node: a reset or a reboot costs more than another machine."""
 
@@ -104,6 +107,7 @@ RULES = (
         r"the agent itself failed",
         r"agent_pid .* is not the parent",
         r"ContractError|UnknownVersion",
+        r"FileNotFoundError: .*'/var/lib/holdfast/",
     ),
     _rule(
         "out_of_memory",
@@ -198,15 +202,12 @@ RULES = (
         "the program does not fit its own settings",
         r"^AssertionError(?::|$)",
         r"device-side assert triggered",
-        r"^KeyError: ",
-        r"^TypeError: ",
-        r"^AttributeError: ",
         r"^NameError: ",
+        r"^TypeError: .*unexpected keyword argument",
         r"mat1 and mat2 shapes cannot be multiplied",
         r"The size of tensor a \(\d+\) must match",
         r"unrecognized arguments: ",
         r"ValidationError: \d+ validation error",
-        r"^ValueError: ",
         r"index out of range in self",
         r"invalid device ordinal",
     ),
@@ -253,7 +254,7 @@ RULES = (
 )
 
 SIGNALS: Mapping[int, tuple[str, str]] = {
-    -7: ("out_of_memory", "SIGBUS: shared memory is full, or a mapped file is gone"),
+    -7: ("crash", "SIGBUS: shared memory is full, or a mapped file is gone"),
     -9: ("crash", "SIGKILL, by the kernel's memory killer or by hand; no line says by which"),
     -11: ("crash", "SIGSEGV: a native library crashed"),
     -6: ("crash", "SIGABRT: a native library gave up"),

@@ -37,7 +37,7 @@ DEGRADED_MOVE_S = 3600
 """A machine with a failing disk is left by then, even when no further save is committed on it."""
 
 BLOCK_TERMINATES_S = 1800
-"""EC2 begins to terminate the instances of a Capacity Block this long before the block ends, and warns 40 min before."""
+"""EC2 begins to terminate a Capacity Block's instances this long before the block ends; it warns 40 min before."""
 
 POOL_JOBS_READ, POOL_JOBS_WARNED = 500, 50
 """Bounds of one pool warning: rows read, and jobs asked for a save."""

@@ -1,9 +1,9 @@
 """aws.health "AWS Health Event" v0 -> trouble or maintenance of machines, and when.
 
 Outside facts that shape this reader:
-- an entity is a bare instance id or an ARN, and for other codes anything at all (a reservation, a sentence with pipes);
+- an entity is a bare instance id or an ARN, and for other codes anything at all (a reservation, a piped sentence);
 - dates are RFC 1123 ("Mon, 14 Dec 2026 15:00:00 GMT"), unlike in any other event of AWS;
-- `page`, `totalPages` and `backupEvent` are text; only the entities are split over pages, so each page is acted on alone;
+- `page`, `totalPages` and `backupEvent` are text; only entities are split over pages, so each page is acted on alone;
 - a backup copy in another region carries the same `eventArn` and entities, so that the facts it tells are told twice;
 - notices of account and reservation use lack `statusCode`, `eventScopeCode` and more.
 """

@@ -1,7 +1,7 @@
 """aws.ec2 "EC2 Capacity Reservation Instance Interruption Warning" v0 -> an instance will be taken, and when.
 
-Two forms: of a Capacity Block (`availability-zone-id`, `instance-lifecycle`) and of an interruptible reservation (`azId`,
-and `resources` is one text instead of a list). Only what both have is read.
+Two forms: of a Capacity Block (`availability-zone-id`, `instance-lifecycle`) and of an interruptible reservation
+(`azId`, and `resources` is one text instead of a list). Only what both have is read.
 """
 
 from __future__ import annotations
