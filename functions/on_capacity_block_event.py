@@ -1,5 +1,7 @@
-"""aws.ec2 "Capacity Block Delivered", "... Expiration Warning", "EC2 Capacity Reservation Instance Interruption Warning"
-v0 -> jobs on the block leave it before it ends; a machine of a reservation that is taken back interrupts its job."""
+"""aws.ec2 "Capacity Block Delivered" and "Capacity Block Expiration Warning" v0 -> jobs on the block leave it in time.
+
+aws.ec2 "EC2 Capacity Reservation Instance Interruption Warning" v0 -> the job is interrupted, the order is out.
+"""
 
 from __future__ import annotations
 
