@@ -37,7 +37,7 @@ check: $(READY) ## lint, types and the fast tests, under 30 s
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not cloud and not ranks and not slow" tests/domain tests/application tests/messages tests/contract tests/architecture tests/adapters tests/template
+	$(BIN)/python -m pytest -m "not cloud and not ranks" tests/domain tests/application tests/messages tests/contract tests/architecture tests/adapters tests/template tests/docs
 
 up: $(READY) ## keep an embedded cloud running, and say how to use it
 	@$(BIN)/python -m local.up
@@ -46,7 +46,7 @@ down: $(READY) ## end it
 	@$(BIN)/python -m local.down
 
 bench: $(READY) ## one benchmark: make bench BENCH=exactness|crash-points
-	@test -n "$(BENCH)" || { echo "which? BENCH=$$(ls bench/*.py | xargs -n1 basename -s .py | grep -v table | tr _ - | paste -sd'|')"; exit 2; }
+	@test -n "$(BENCH)" || { echo "which? BENCH=$$(ls bench/*.py | xargs -n1 basename -s .py | grep -Ev "table|altered" | tr _ - | paste -sd'|')"; exit 2; }
 	@$(BIN)/python -m bench.$(subst -,_,$(BENCH))
 
 build: ## sam build, in an environment of its own (SAM CLI wants another botocore); needs a real python3.13

@@ -142,13 +142,14 @@ def test_a_wait_item_is_dropped_only_with_its_own_token(store: JobStore) -> None
     assert store.waits("j", list(Wait)) == []
 
 
-def test_the_first_intent_stands(store: JobStore) -> None:
+def test_an_open_intent_is_renewed_and_a_closed_one_stands(store: JobStore) -> None:
     intent = FleetIntent(fleet="j-1-0", job="j", attempt=1, candidate=0, nodes=2, opened_at=b.NOW)
     assert store.open_intent(intent) == intent
-    assert store.open_intent(replace(intent, opened_at=b.NOW + 9)) == intent
-    closed = replace(intent, instances=("i-1", "i-2"), closed_at=b.NOW + 1, outcome="bought")
+    later = replace(intent, opened_at=b.NOW + 9)
+    assert store.open_intent(later) == later == store.intent("j-1-0")
+    closed = replace(intent, instances=("i-1", "i-2"), closed_at=b.NOW + 10, outcome="bought")
     store.close_intent(closed)
-    assert store.intent("j-1-0") == closed
+    assert store.open_intent(intent) == closed == store.intent("j-1-0")
     assert store.intent("nobody") is None
 
 

@@ -93,7 +93,10 @@ class FakeStore:
         self.rosters[roster.roster_id] = roster
 
     def open_intent(self, intent: FleetIntent) -> FleetIntent:
-        return self.intents.setdefault(intent.fleet, intent)
+        known = self.intents.get(intent.fleet)
+        if known is None or known.closed_at is None:
+            self.intents[intent.fleet] = intent
+        return self.intents[intent.fleet]
 
     def close_intent(self, intent: FleetIntent) -> None:
         self.intents[intent.fleet] = intent
@@ -164,13 +167,15 @@ class FakeWorkflow:
 
 @dataclass
 class FakeFleets:
-    """`short` caps what a call brings; `hidden` ids are not listed yet; `refuses_to_die` ids stay running."""
+    """`short` caps what a call brings; `hidden` ids are not listed yet, `unseen` ids not even
+    described; `refuses_to_die` ids stay running."""
 
     clock: FakeClock
     short: int | None = None
     calls: list[str] = field(default_factory=list)
     instances: dict[str, Instance] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
+    unseen: set[str] = field(default_factory=set)
     refuses_to_die: set[str] = field(default_factory=set)
     answers: dict[str, Bought] = field(default_factory=dict)
 
@@ -211,7 +216,7 @@ class FakeFleets:
         return self._seen()
 
     def described(self, instances: Iterable[str]) -> list[Instance]:
-        return [self.instances[instance] for instance in instances if instance in self.instances]
+        return [self.instances[one] for one in instances if one in self.instances and one not in self.unseen]
 
     def terminate(self, instances: Iterable[str]) -> None:
         for instance in instances:
@@ -223,7 +228,7 @@ class FakeFleets:
         return [found.id for found in self.instances.values() if found.live]
 
     def _seen(self) -> list[Instance]:
-        return [found for found in self.instances.values() if found.id not in self.hidden]
+        return [found for found in self.instances.values() if found.id not in self.hidden | self.unseen]
 
 
 @dataclass

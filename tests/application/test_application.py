@@ -19,7 +19,7 @@ from holdfast.application.sweep import START_GRACE_S, Sweep
 from holdfast.application.waiting import leave_token
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.obligations import answer_for
-from holdfast.domain.ownership import ORPHAN_GRACE_S, Ownership
+from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, FleetIntent, Ownership
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import candidates
 from job_contract import reports
@@ -331,6 +331,38 @@ def test_release_ends_what_ec2_does_not_list_yet_too(ports: FakePorts) -> None:
     ports.fleets.hidden = {b.OTHER}
     assert release_fleet(job.id, 1, ports) == 2
     assert ports.fleets.live == []
+
+
+def test_release_is_not_done_before_ec2_shows_the_new_machines_ending(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost()))
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.fleets.unseen, ports.fleets.refuses_to_die = {b.LEADER, b.OTHER}, {b.OTHER}
+    with pytest.raises(Unavailable):
+        release_fleet(job.id, 1, ports)
+    assert ports.fleets.live == [b.OTHER]
+    ports.fleets.unseen, ports.fleets.refuses_to_die = set(), set()
+    assert release_fleet(job.id, 1, ports) == 1
+    assert ports.fleets.live == []
+
+
+def test_machines_that_ec2_has_forgotten_do_not_hold_up_a_release(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_running_job(), b.lost()))
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.fleets.unseen = {b.LEADER, b.OTHER}
+    ports.clock.step(SHOWN_WITHIN_S)
+    assert release_fleet(job.id, 1, ports) == 0
+
+
+def test_release_waits_for_what_an_unanswered_purchase_may_have_brought(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started(), b.intended(), b.cancelled()))
+    intent = FleetIntent(fleet=job.fleet or "", job=job.id, attempt=1, candidate=0, nodes=2, opened_at=b.NOW)
+    ports.store.open_intent(intent)
+    with pytest.raises(Unavailable, match="not answered"):
+        release_fleet(job.id, 1, ports)
+    ports.fleets.buy(intent.fleet, job.id, CANDIDATES[0])
+    assert release_fleet(job.id, 1, ports) == 2
+    ports.clock.step(SHOWN_WITHIN_S)
+    assert release_fleet(job.id, 1, ports) == 0
 
 
 def test_release_is_not_done_while_a_machine_still_lives(ports: FakePorts) -> None:

@@ -1,4 +1,4 @@
-"""A deployment for doors: moto's tables, queues and bus, models of EC2 and Step Functions, and nothing that moves alone."""
+"""A deployment for doors: moto's tables, queues and bus, models of EC2 and Step Functions; nothing moves alone."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -38,7 +39,7 @@ def holding(world: World, job: Job) -> Job:
 
 
 def training(world: World, attempt: int = 1) -> Job:
-    """The job of the recorded events trains on INSTANCE and PEER, which it owns."""
+    """The job of the recorded events trains on INSTANCE and PEER, which it bought an hour ago."""
     fleet = f"{JOB}-{attempt}-0"
     job = b.after(
         b.a_job(id=JOB, attempt=attempt - 1),
@@ -48,13 +49,13 @@ def training(world: World, attempt: int = 1) -> Job:
         b.ready(attempt),
         b.training(attempt),
     )
-    now = world.agenda.now
+    then = world.agenda.now - 3600
     members = (INSTANCE, PEER)
-    table().own([Node(instance=one, job=JOB, fleet=fleet, attempt=attempt, since_at=now) for one in members])
+    table().own([Node(instance=one, job=JOB, fleet=fleet, attempt=attempt, since_at=then) for one in members])
     table().close_intent(
         FleetIntent(
-            fleet=fleet, job=JOB, attempt=attempt, candidate=0, nodes=2, opened_at=now, instances=members,
-            closed_at=now, outcome="bought",
+            fleet=fleet, job=JOB, attempt=attempt, candidate=0, nodes=2, opened_at=then, instances=members,
+            closed_at=then, outcome="bought",
         )
     )  # fmt: skip
     return holding(world, job)
@@ -98,7 +99,9 @@ def failures(answer: Mapping[str, Any]) -> list[str]:
     return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
 
-def breaks(world: World, service: str, operation: str, when: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> None:
+def breaks(
+    world: World, service: str, operation: str, when: Callable[[Mapping[str, Any]], bool] = lambda _: True
+) -> None:
     """From now on AWS fails the operation, where its parameters are such."""
     usual = world.wire.answers.get(service)
 
@@ -134,7 +137,7 @@ def stream(world: World, *jobs: Job) -> dict[str, Any]:
                     **({"OldImage": before} if before else {}),
                 },
             }
-            for number, (before, after) in enumerate(zip(images, images[1:], strict=False))
+            for number, (before, after) in enumerate(itertools.pairwise(images))
         ]
     }
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.world.world import World
 from tests import builders as b
-from tests.functions.scenes import JOB, REQUESTS, breaks, delivered, failures, fails, job_now, records, text
+from tests.functions.scenes import JOB, REQUESTS, breaks, delivered, fails, failures, job_now, records, text
 
 GOOD, BAD = 0, 1
 

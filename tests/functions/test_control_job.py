@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from bench.world.world import World
 from tests import builders as b
-from tests.functions.scenes import JOB, breaks, delivered, fails, failures, holding, job_now, orders_now, records, training
+from tests.functions.scenes import (
+    JOB,
+    breaks,
+    delivered,
+    fails,
+    failures,
+    holding,
+    job_now,
+    orders_now,
+    records,
+    training,
+)
 
 CONTROL = "sqs-control-requests.json"
 

@@ -49,9 +49,7 @@ def test_a_warning_tells_the_state_that_watches(world: World) -> None:
     assert wait_now(Wait.TRAINING) is None
 
 
-@pytest.mark.parametrize(
-    ("door", "name"), [("OnSpotInterruption", WARNING), ("OnInstanceStateChange", GOING)]
-)
+@pytest.mark.parametrize(("door", "name"), [("OnSpotInterruption", WARNING), ("OnInstanceStateChange", GOING)])
 def test_news_of_a_foreign_instance_touches_nothing(world: World, door: str, name: str) -> None:
     before = written(world)
     world.call(door, b.sample(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.world.ec2 import SEEN_AFTER_S
 from bench.world.world import World
 from job_contract.orders import Wait
 from tests import builders as b
@@ -95,10 +96,20 @@ def test_a_token_left_after_the_news_is_answered_at_once(world: World) -> None:
 def test_release_and_close_leave_no_machine_and_a_job_that_can_be_dispatched(world: World) -> None:
     launching(world)
     world.call("LaunchFleet", b.sample(STEP))
+    world.agenda.now += SEEN_AFTER_S
     assert world.call("ReleaseFleet", b.sample(STEP)) == {"ended": 2}
     assert world.call("CloseAttempt", b.sample(STEP)) == {"phase": "resuming"}
     assert world.ec2.live == []
     assert job_now().dispatchable
+    assert world.call("ReleaseFleet", b.sample(STEP)) == {"ended": 0}
+
+
+def test_a_release_right_after_the_launch_is_tried_again_until_ec2_shows_the_machines_ending(world: World) -> None:
+    launching(world)
+    world.call("LaunchFleet", b.sample(STEP))
+    assert fails(world, "ReleaseFleet", b.sample(STEP))
+    assert world.ec2.live == []
+    world.agenda.now += SEEN_AFTER_S
     assert world.call("ReleaseFleet", b.sample(STEP)) == {"ended": 0}
 
 

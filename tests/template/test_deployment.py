@@ -58,7 +58,7 @@ def test_layers_are_laid_out_so_that_sam_puts_their_packages_under_python():
 def test_the_layer_has_the_versions_that_the_tests_run_with_and_every_one_is_hashed():
     text = (deployed.ROOT / "layers" / "dependencies" / "requirements.txt").read_text()
     layer = dict(PIN.findall(text))
-    tested = dict(PIN.findall((deployed.ROOT / "requirements-dev.txt").read_text()))
+    tested = dict(PIN.findall((deployed.ROOT / "requirements.txt").read_text()))
     assert {name: layer[name] for name in layer if name in tested} == {
         name: tested[name] for name in layer if name in tested
     }

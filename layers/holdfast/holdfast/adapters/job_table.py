@@ -147,7 +147,7 @@ class JobTable:
     # -- fleets and nodes ------------------------------------------------------------------------------------------
 
     def open_intent(self, intent: FleetIntent) -> FleetIntent:
-        if self._put_new(_intent_item(intent)):
+        if self._put_unless("closed_at", _intent_item(intent)):
             return intent
         known = self.intent(intent.fleet)
         if known is None:
@@ -284,9 +284,13 @@ class JobTable:
         return {"Put": put}
 
     def _put_new(self, data: Mapping[str, Any]) -> bool:
+        return self._put_unless("pk", data)
+
+    def _put_unless(self, attribute: str, data: Mapping[str, Any]) -> bool:
+        """Write the item unless one with this attribute stands there; returns whether it was written."""
         try:
             self.client.put_item(
-                TableName=self.jobs, Item=to_item(data), ConditionExpression="attribute_not_exists(pk)"
+                TableName=self.jobs, Item=to_item(data), ConditionExpression=f"attribute_not_exists({attribute})"
             )
         except ClientError as error:
             if code_of(error) in CONDITION_FAILED:

@@ -58,7 +58,7 @@ class JobStore(Protocol):
     def put_roster(self, roster: Roster) -> None: ...
 
     def open_intent(self, intent: FleetIntent) -> FleetIntent:
-        """Write the intent unless the fleet has one; return the one that stands."""
+        """Write the intent, unless the fleet has a closed one; return the one that stands."""
 
     def close_intent(self, intent: FleetIntent) -> None: ...
 

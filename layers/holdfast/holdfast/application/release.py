@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain.errors import Unavailable
@@ -13,31 +15,36 @@ def release_fleet(job_id: str, attempt: int, ports: Ports) -> int:
     """Every machine of the job is seen ending; returns how many were told to.
 
     Nothing is dispatched before the attempt is closed, so until then every machine tagged with the job belongs to this
-    attempt or an older one. Raises Unavailable while EC2 still shows one at work; the step is then tried again.
+    attempt or an older one. Raises Unavailable while EC2 shows one at work, or may not yet show all that was bought;
+    the step is then tried again.
     """
     job = ports.store.load(job_id)
     if job is None or job.attempt != attempt or not job.attempt_open:
         return 0
+    intent = ports.store.intent(job.fleet) if job.fleet else None
     live = [instance.id for instance in ports.fleets.of_job(job_id) if instance.live]
-    owned = _owned(job, ports)
-    known_live = {instance.id for instance in ports.fleets.described(sorted(owned - set(live))) if instance.live}
-    ending = sorted({*live, *known_live})
-    ports.store.mark_ending(sorted({*ending, *owned}), job_id, ports.clock())
-    if not ending:
-        return 0
-    ports.fleets.terminate(ending)
-    stubborn = [instance.id for instance in ports.fleets.described(ending) if instance.live]
-    if stubborn:
-        raise Unavailable(
-            f"{len(stubborn)} of {len(ending)} machines of {job_id} still live: {', '.join(stubborn[:5])}"
-        )
+    # What the answer to CreateFleet named counts too: the listing by tag may lag behind it.
+    named = set(intent.instances) - set(live) if intent else set()
+    seen = {instance.id: instance for instance in ports.fleets.described(sorted(named))}
+    hidden = named - seen.keys() if intent and intent.may_still_show(ports.clock()) else set()
+    ending = sorted({*live, *hidden, *(name for name, instance in seen.items() if instance.live)})
+    ports.store.mark_ending(sorted({*ending, *named}), job_id, ports.clock())
+    if ending:
+        ports.fleets.terminate(ending)
+    _expect_ending(job_id, ending, hidden, ports)
+    if intent and intent.closed_at is None and len(ending) < intent.nodes and intent.may_still_show(ports.clock()):
+        raise Unavailable(f"CreateFleet for {intent.fleet} was not answered; what it brought may still show")
     return len(ending)
 
 
-def _owned(job: Job, ports: Ports) -> set[str]:
-    """Instances that the answer to CreateFleet named; the listing by tag may lag behind it."""
-    intent = ports.store.intent(job.fleet) if job.fleet else None
-    return set(intent.instances) if intent else set()
+def _expect_ending(job_id: str, ending: Sequence[str], hidden: set[str], ports: Ports) -> None:
+    """Raise Unavailable unless EC2 shows every one of them on its way out."""
+    states = {instance.id: instance.live for instance in ports.fleets.described(ending)}
+    stubborn = [instance for instance in ending if states.get(instance, instance in hidden)]
+    if stubborn:
+        raise Unavailable(
+            f"{len(stubborn)} of {len(ending)} machines of {job_id} not seen ending: {', '.join(stubborn[:5])}"
+        )
 
 
 def close_attempt(job_id: str, attempt: int, ports: Ports, *, cause: str = "run ended") -> Job:

@@ -12,6 +12,9 @@ from enum import StrEnum
 ORPHAN_GRACE_S = 600
 """Longer than any call that may still be writing the owner item."""
 
+SHOWN_WITHIN_S = 120
+"""CreateFleet may take a minute to answer, and DescribeInstances some more to show what it brought."""
+
 GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 """EC2 states from which an instance does not come back to us."""
 
@@ -64,6 +67,10 @@ class FleetIntent:
     instances: tuple[str, ...] = ()
     closed_at: float | None = None
     outcome: str = ""
+
+    def may_still_show(self, now: float) -> bool:
+        """True while EC2 may hold machines of this purchase that it does not show yet."""
+        return now - (self.closed_at or self.opened_at) < SHOWN_WITHIN_S
 
 
 @dataclass(frozen=True, kw_only=True)
