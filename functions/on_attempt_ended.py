@@ -9,7 +9,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from holdfast.application.release import end_dead_attempt
 from holdfast.domain.errors import Rejected
 from holdfast.messages.execution_status_change import read_execution_status_change
-from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.observability import logger, set_aside, tracer
 from holdfast.runtime.wiring import supervisor
 
 
@@ -20,6 +20,6 @@ def handler(event: dict[str, Any], context: LambdaContext) -> None:
         ended = read_execution_status_change(event)
         end_dead_attempt(ended.job, ended.attempt, supervisor(), cause=f"execution {ended.status.lower()}")
     except Rejected as refusal:
-        logger.warning("event set aside", code=refusal.code, reason=refusal.reason)
+        set_aside(refusal)
         return
     logger.info("attempt ended", job_id=ended.job, attempt=ended.attempt, status=ended.status)

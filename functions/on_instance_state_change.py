@@ -9,7 +9,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from holdfast.application.notices import lost
 from holdfast.domain.errors import Rejected
 from holdfast.messages.instance_state_change import read_instance_state_change
-from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.observability import logger, set_aside, tell, tracer
 from holdfast.runtime.wiring import supervisor
 
 
@@ -19,7 +19,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> None:
     try:
         change = read_instance_state_change(event)
     except Rejected as refusal:
-        logger.warning("event set aside", code=refusal.code, reason=refusal.reason)
+        set_aside(refusal)
         return
-    job = lost(change.instance_id, supervisor()) if change.is_going else None
-    logger.info("instance state", instance_id=change.instance_id, state=change.state, job_id=job and job.id)
+    if change.is_going:
+        tell("instance is going", lost(change.instance_id, supervisor()), state=change.state)

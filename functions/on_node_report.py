@@ -10,7 +10,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from holdfast.application.node_reports import NodeReports
 from holdfast.domain.errors import Rejected
 from holdfast.messages.node_report import read_report
-from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.observability import logger, set_aside, tracer
 from holdfast.runtime.wiring import supervisor
 
 processor = BatchProcessor(event_type=EventType.SQS)
@@ -22,7 +22,7 @@ def take(record: Any) -> None:
         NodeReports(supervisor()).take(report)
     except Rejected as refusal:
         # Nobody waits for an answer, and the message would be no better the next time.
-        logger.warning("report refused", code=refusal.code, reason=refusal.reason)
+        set_aside(refusal, "report")
         return
     logger.info("report", job_id=report.job, attempt=report.attempt, instance_id=report.instance, kind=report.kind)
 

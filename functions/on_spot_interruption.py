@@ -9,7 +9,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from holdfast.application.notices import interrupted
 from holdfast.domain.errors import Rejected
 from holdfast.messages.spot_interruption import read_spot_interruption
-from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.observability import logger, set_aside, tell, tracer
 from holdfast.runtime.wiring import supervisor
 
 
@@ -19,7 +19,6 @@ def handler(event: dict[str, Any], context: LambdaContext) -> None:
     try:
         notice = read_spot_interruption(event)
     except Rejected as refusal:
-        logger.warning("event set aside", code=refusal.code, reason=refusal.reason)
+        set_aside(refusal)
         return
-    job = interrupted(notice.instance_id, supervisor(), deadline_at=notice.deadline_at)
-    logger.info("spot interruption", instance_id=notice.instance_id, job_id=job and job.id, phase=job and job.phase)
+    tell("spot interruption", interrupted(notice.instance_id, supervisor(), deadline_at=notice.deadline_at))

@@ -251,3 +251,16 @@ def test_a_roster_is_found_again(store: JobStore) -> None:
     store.put_roster(roster)
     assert store.roster("j", "1-r") == roster
     assert store.roster("j", "2-r") is None
+
+
+def test_a_claim_is_had_by_one_until_its_time_is_over(store: JobStore) -> None:
+    assert store.claim("pool-warning/x", b.NOW, b.NOW + 600)
+    assert not store.claim("pool-warning/x", b.NOW + 599, b.NOW + 1200)
+    assert store.claim("pool-warning/y", b.NOW, b.NOW + 600)
+    assert store.claim("pool-warning/x", b.NOW + 600, b.NOW + 1200)
+
+
+def test_many_rows_are_read_at_once_and_missing_ones_are_left_out(store: JobStore) -> None:
+    job = created(store)
+    assert store.load_all(["nobody", job.id]) == [job]
+    assert store.load_all([]) == []

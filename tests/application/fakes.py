@@ -47,6 +47,7 @@ class FakeStore:
     intents: dict[str, FleetIntent] = field(default_factory=dict)
     owners: dict[str, Node] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
+    claims: dict[str, float] = field(default_factory=dict)
     writes: int = 0
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
@@ -60,6 +61,9 @@ class FakeStore:
 
     def load(self, job_id: str) -> Job | None:
         return self.rows.get(job_id)
+
+    def load_all(self, job_ids: Iterable[str]) -> list[Job]:
+        return [self.rows[one] for one in job_ids if one in self.rows]
 
     def load_for(self, job_id: str, key: str) -> tuple[Job | None, bool]:
         return self.rows.get(job_id), key in self.events.get(job_id, {})
@@ -152,6 +156,12 @@ class FakeStore:
         known = self.suspects.get(instance)
         self.suspects.setdefault(instance, now)
         return known
+
+    def claim(self, name: str, now: float, until_at: float) -> bool:
+        if self.claims.get(name, now) > now:
+            return False
+        self.claims[name] = until_at
+        return True
 
 
 @dataclass

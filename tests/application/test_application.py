@@ -15,7 +15,7 @@ from holdfast.application.dispatch import dispatch
 from holdfast.application.launch import Launch
 from holdfast.application.news import publish
 from holdfast.application.node_reports import NodeReports
-from holdfast.application.notices import interrupted, lost
+from holdfast.application.notices import Fate, interrupted, lost
 from holdfast.application.record import record, settle
 from holdfast.application.release import close_attempt, end_dead_attempt, release_fleet
 from holdfast.application.sweep import START_GRACE_S, Sweep
@@ -317,7 +317,7 @@ def test_a_loss_that_is_no_number_is_not_stored(ports: FakePorts) -> None:
 
 
 def test_a_notice_for_an_instance_of_nobody_touches_nothing(ports: FakePorts) -> None:
-    assert interrupted("i-0ffffffffffffffff", ports, deadline_at=b.NOW + 120) is None
+    assert interrupted("i-0ffffffffffffffff", ports, deadline_at=b.NOW + 120).fate is Fate.FOREIGN
     assert ports.store.writes == 0
 
 
@@ -325,10 +325,10 @@ def test_a_member_that_goes_is_lost_and_one_that_we_end_is_not(ports: FakePorts)
     job = ports.holding(b.a_running_job())
     ports.owning(job, b.LEADER, b.OTHER)
     ports.store.mark_ending([b.OTHER], job.id, b.NOW)
-    assert lost(b.OTHER, ports) is None
+    assert lost(b.OTHER, ports).fate is Fate.EXPECTED
     gone = lost(b.LEADER, ports)
-    assert gone is not None
-    assert gone.phase is Phase.RESUMING
+    assert gone.job is not None
+    assert (gone.fate, gone.job.phase) == (Fate.TAKEN, Phase.RESUMING)
 
 
 def test_release_ends_what_ec2_does_not_list_yet_too(ports: FakePorts) -> None:

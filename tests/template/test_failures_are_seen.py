@@ -23,7 +23,7 @@ CALLED_BY_RULES = {
     for target in rule["Targets"]
     if deployed.named(target["Arn"]) in FUNCTIONS
 }
-NOTICES = ("OnSpotInterruption",)
+NOTICES = ("OnSpotInterruption", "OnCapacityBlockEvent")
 
 
 def dead_letters(queue: str) -> str:
@@ -90,10 +90,31 @@ def test_every_function_that_is_called_asynchronously_has_a_place_for_its_failur
 def test_a_notice_is_not_tried_for_longer_than_it_is_good_for(function):
     config = next(one for one in INVOKE_CONFIGS.values() if deployed.named(one["FunctionName"]) == function)
     assert config["MaximumEventAgeInSeconds"] <= 120
-    rule = next(
-        rule for rule in RULES.values() if any(deployed.named(target["Arn"]) == function for target in rule["Targets"])
-    )
-    assert rule["Targets"][0]["RetryPolicy"]["MaximumEventAgeInSeconds"] <= 120
+    ages = [
+        target["RetryPolicy"]["MaximumEventAgeInSeconds"]
+        for rule in RULES.values()
+        for target in rule["Targets"]
+        if deployed.named(target["Arn"]) == function
+    ]
+    assert min(ages) <= 120
+
+
+def test_a_reservations_warning_is_delivered_within_its_time_and_a_health_event_for_a_day():
+    ages = {name: RULES[name]["Targets"][0]["RetryPolicy"]["MaximumEventAgeInSeconds"] for name in RULES}
+    assert ages["OnCapacityBlockEventTaken"] <= 120
+    assert ages["OnHealthEventTrouble"] == 86_400
+
+
+def test_evictions_are_asked_for_under_the_name_that_cloudtrail_gives_them():
+    pattern = RULES["OnBidEvictedTaken"]["EventPattern"]
+    assert pattern["detail-type"] == ["AWS Service Event via CloudTrail"]
+    assert pattern["detail"] == {"eventName": ["BidEvictedEvent"]}
+
+
+@pytest.mark.parametrize("word", ["Delivered", "Expiration Warning"])
+def test_both_names_of_a_blocks_events_are_matched(word):
+    names = RULES["OnCapacityBlockEventEnds"]["EventPattern"]["detail-type"]
+    assert {f"Capacity Block {word}", f"Capacity Block Reservation {word}"} <= set(names)
 
 
 @pytest.mark.parametrize("name", STREAMS)

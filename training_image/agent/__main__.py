@@ -16,7 +16,7 @@ from agent.heartbeat import Heartbeat
 from agent.identity import Identity, read_identity
 from agent.imds import DEFAULT_ENDPOINT, Imds, ImdsUnavailable
 from agent.journal import Journal
-from agent.notices import NoticePoller
+from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller
 from agent.reports import Reporter
 from agent.settings import Pace, Settings
@@ -65,7 +65,10 @@ def build(identity: Identity, settings: Settings, pace: Pace, imds: Imds, journa
     )
     notices = NoticePoller(imds, journal, interval_s=pace.metadata_s)
     heartbeat = Heartbeat(aws.sfn, table, identity.job, journal, interval_s=pace.heartbeat_s)
-    agent = Agent(identity, tools, orders=orders, notices=notices, heartbeat=heartbeat, reporter=reporter)
+    warnings = WarningPoller(imds, journal, interval_s=pace.warnings_s)
+    agent = Agent(
+        identity, tools, orders=orders, notices=notices, warnings=warnings, heartbeat=heartbeat, reporter=reporter
+    )
     return agent
 
 

@@ -14,7 +14,7 @@ from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest
 from agent.heartbeat import Heartbeat
 from agent.identity import Identity
 from agent.imds import Notice
-from agent.notices import NoticePoller
+from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller, Seen
 from agent.port import HeldPort
 from agent.reports import Reporter
@@ -42,14 +42,17 @@ class Agent:
         notices: NoticePoller,
         heartbeat: Heartbeat,
         reporter: Reporter,
+        warnings: WarningPoller | None = None,
     ) -> None:
         self.identity, self.tools = identity, tools
         self.orders, self.notices, self.heartbeat, self.reporter = orders, notices, heartbeat, reporter
+        self.warnings = warnings
         self.attempt: Attempt | None = None
         self.stopping = False
         self._heard = (0, 0)
         self._level: Orders | None = None
         self._notice: Notice | None = None
+        self._warned: set[tuple[int, Notice]] = set()
         self._port = HeldPort(identity.ip)
         self._born_at = tools.clock()
         self._next_ready_at = 0.0
@@ -58,6 +61,7 @@ class Agent:
     def run(self) -> int:
         """Return the exit code once the node has been released or `stopping` was set; nothing of it runs any more."""
         loops = [self.orders.loop, self.notices.loop, self.heartbeat.loop, self.reporter.loop]
+        loops += [self.warnings.loop] if self.warnings else []
         for loop in loops:
             loop.start()
         while not self.stopping:
@@ -84,6 +88,7 @@ class Agent:
     def tick(self) -> None:
         """One look at notice, orders and attempt. A notice first: its checkpoint must not wait for the network."""
         self._look_for_notice()
+        self._look_for_warnings()
         seen = self.orders.latest()
         if seen and seen.order > self._heard:
             self._obey(seen)
@@ -210,6 +215,14 @@ class Agent:
         attempt = self._ran or self._heard[0]
         self._say(NoticeSeen, attempt=attempt, action=notice.action, deadline_at=notice.deadline_at)
         self.orders.loop.poke()
+
+    def _look_for_warnings(self) -> None:
+        """Each warning is told once an attempt; what it calls for is the supervisor's to say."""
+        for warning in self.warnings.latest() if self.warnings and self._busy else ():
+            if (self._ran, warning) not in self._warned:
+                self._warned.add((self._ran, warning))
+                self.tools.journal.note("warning_seen", action=warning.action, at=warning.deadline_at)
+                self._say(NoticeSeen, attempt=self._ran, action=warning.action, deadline_at=warning.deadline_at)
 
     def _checkpoint_alone(self, notice: Notice) -> None:
         """The ranks save and stop under the generation they have; the supervisor's order will only raise it."""

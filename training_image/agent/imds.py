@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 
 DEFAULT_ENDPOINT = "http://169.254.169.254/"
 TOKEN_TTL_S = 21600
@@ -89,3 +90,41 @@ def read_notice(imds: Imds) -> Notice | None:
         return Notice(action=document["action"], deadline_at=datetime.fromisoformat(document["time"]).timestamp())
     except (ValueError, KeyError, TypeError) as error:
         raise ImdsUnavailable(f"spot/instance-action is not {{action, time}}: {text[:200]!r}") from error
+
+
+REBALANCE = "rebalance"
+
+
+def read_warnings(imds: Imds) -> tuple[Notice, ...]:
+    """Return what leaves the node at work for now: advice that it may be taken, and maintenance with its date.
+
+    `action` is `rebalance` or EC2's code of the maintenance. Raises ImdsUnavailable.
+    """
+    return (*_advice(imds), *_maintenance(imds))
+
+
+def _advice(imds: Imds) -> list[Notice]:
+    text = imds.read("events/recommendations/rebalance")
+    if text is None:
+        return []
+    try:
+        return [
+            Notice(action=REBALANCE, deadline_at=datetime.fromisoformat(json.loads(text)["noticeTime"]).timestamp())
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ImdsUnavailable(f"events/recommendations/rebalance is not {{noticeTime}}: {text[:200]!r}") from error
+
+
+def _maintenance(imds: Imds) -> list[Notice]:
+    text = imds.read("events/maintenance/scheduled")
+    try:
+        events = [event for event in json.loads(text or "[]") if event["State"] == "active"]
+        # Dates look like `14 Dec 2026 15:00:00 GMT`, unlike those of every other document.
+        return [
+            Notice(action=event["Code"], deadline_at=parsedate_to_datetime(event["NotBefore"]).timestamp())
+            for event in events
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ImdsUnavailable(
+            f"events/maintenance/scheduled is not a list of events: {(text or '')[:200]!r}"
+        ) from error

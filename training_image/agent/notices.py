@@ -1,8 +1,10 @@
-"""Watches the node's own metadata for the notice that it will be ended."""
+"""Watches the node's own metadata: for the notice that it will be ended, and for warnings of less."""
 
 from __future__ import annotations
 
-from agent.imds import Imds, ImdsUnavailable, Notice, read_notice
+import contextlib
+
+from agent.imds import Imds, ImdsUnavailable, Notice, read_notice, read_warnings
 from agent.journal import Journal
 from agent.threads import Loop
 
@@ -27,4 +29,22 @@ class NoticePoller:
             if not self._silent:
                 self._journal.note("metadata_silent", error=str(error))
             self._silent = True
+        return self._interval_s
+
+
+class WarningPoller:
+    """Keeps the warnings that stand: rebalance advice and dates of maintenance; a poll that fails is repeated."""
+
+    def __init__(self, imds: Imds, journal: Journal, *, interval_s: float) -> None:
+        self._imds, self._interval_s = imds, interval_s
+        self._latest: tuple[Notice, ...] = ()
+        self.loop = Loop("warnings", self._round, journal)
+
+    def latest(self) -> tuple[Notice, ...]:
+        return self._latest
+
+    def _round(self) -> float:
+        # The notice's own poll says so when the service is silent.
+        with contextlib.suppress(ImdsUnavailable):
+            self._latest = read_warnings(self._imds)
         return self._interval_s

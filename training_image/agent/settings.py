@@ -53,6 +53,7 @@ class Pace:
     orders_other_s: float = 5.0
     jitter: tuple[float, float] = (0.8, 1.2)
     metadata_s: float = 2.0
+    warnings_s: float = 30.0
     ready_s: float = 3.0
     heartbeat_s: float = 10.0
     heartbeat_nodes: int = 2

@@ -136,7 +136,10 @@ class Unfit(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class NoticeSeen(Report):
-    """The node's own metadata says that it will be ended; the node has already started its checkpoint."""
+    """The node's own metadata says that it will be ended; the node has already started its checkpoint.
+
+    Where `action` is `rebalance`, or EC2's code of a maintenance that begins at `deadline_at`, it has started nothing.
+    """
 
     kind: ClassVar[str] = "notice_seen"
     action: str

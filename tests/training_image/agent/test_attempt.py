@@ -94,6 +94,29 @@ def test_a_save_during_training_is_not_final(start_node, play):
     assert node.agent.state == "running"
 
 
+class Warnings:
+    def __init__(self, *standing):
+        self.standing = standing
+
+    def latest(self):
+        return self.standing
+
+
+def test_a_warning_is_told_once_and_stops_nothing(start_node, play):
+    node = start_node()
+    started(node, play)
+    advice = Notice(action="rebalance", deadline_at=1.0)
+    node.agent.warnings = Warnings(advice)
+    node.agent.tick()
+    node.agent.warnings = Warnings(advice, Notice(action="system-reboot", deadline_at=9e9))
+    for _ in range(3):
+        node.agent.tick()
+    told = [(report.action, report.deadline_at, report.attempt) for report in node.heard("notice_seen")]
+    assert told == [("rebalance", 1.0, 1), ("system-reboot", 9e9, 1)]
+    assert control_of(node).kind is ControlKind.NONE
+    assert node.agent.state == "running"
+
+
 def test_a_notice_starts_the_checkpoint_alone_and_the_order_only_raises_its_generation(start_node, play):
     node = start_node()
     started(node, play)

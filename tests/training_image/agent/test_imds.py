@@ -3,9 +3,9 @@
 import pytest
 
 from agent.identity import interface_of, read_identity
-from agent.imds import Imds, ImdsUnavailable, Notice, read_notice
+from agent.imds import Imds, ImdsUnavailable, Notice, read_notice, read_warnings
 from agent.journal import Journal
-from agent.notices import NoticePoller
+from agent.notices import NoticePoller, WarningPoller
 
 
 class Clock:
@@ -71,6 +71,38 @@ def test_a_failed_poll_keeps_the_notice_and_is_written_down_once(metadata, tmp_p
     poller._round()
     assert poller.latest().action == "terminate"
     assert (tmp_path / "events.jsonl").read_text().count("metadata_silent") == 1
+
+
+MAINTENANCE = (
+    '[{"NotBefore": "14 Dec 2026 15:00:00 GMT", "Code": "system-reboot", "EventId": "instance-event-0d59", '
+    '"State": "active"}, {"NotBefore": "1 Dec 2026 15:00:00 GMT", "Code": "system-reboot", "State": "completed"}]'
+)
+
+
+def test_advice_and_standing_maintenance_are_warnings(metadata):
+    imds = Imds(metadata.endpoint)
+    assert read_warnings(imds) == ()
+    metadata.documents |= {
+        "events/recommendations/rebalance": '{"noticeTime": "2020-10-27T08:22:00Z"}',
+        "events/maintenance/scheduled": MAINTENANCE,
+    }
+    assert read_warnings(imds) == (
+        Notice(action="rebalance", deadline_at=1603786920.0),
+        Notice(action="system-reboot", deadline_at=1797260400.0),
+    )
+
+
+@pytest.mark.parametrize("name", ["events/recommendations/rebalance", "events/maintenance/scheduled"])
+@pytest.mark.parametrize(
+    "text", ["soon", "5", '[{"Code": 1}]', '[{"State": "active", "NotBefore": "soon", "Code": "x"}]']
+)
+def test_a_warning_in_another_form_is_unavailable_and_keeps_the_last(metadata, tmp_path, name, text):
+    poller = WarningPoller(Imds(metadata.endpoint), Journal(tmp_path / "events.jsonl"), interval_s=30.0)
+    metadata.documents["events/maintenance/scheduled"] = MAINTENANCE
+    poller._round()
+    metadata.documents[name] = text
+    assert poller._round() == 30.0
+    assert [warning.action for warning in poller.latest()] == ["system-reboot"]
 
 
 def test_the_node_knows_itself_by_its_metadata(metadata):

@@ -154,4 +154,5 @@ def _instance(raw: Mapping[str, Any]) -> Instance:
         job=tags.get(JOB_TAG),
         fleet=tags.get(FLEET_TAG),
         state_reason=raw.get("StateReason", {}).get("Code", ""),
+        reservation=raw.get("CapacityReservationId", ""),
     )

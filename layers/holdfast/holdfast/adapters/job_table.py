@@ -8,6 +8,7 @@ NODE#<instance>  NODE               the owner of an instance, and what it report
 FLEET#<fleet>    INTENT             what may exist in EC2 because of us
 TEAMS            <team>             teams that ever sent a job
 SUSPECT          <instance>         seen by a sweep without an owner
+CLAIM            <name>             taken by one caller until a time
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ class JobTable:
     def load(self, job_id: str) -> Job | None:
         item = self._get(self.jobs, _key(f"JOB#{job_id}", "ROW"))
         return build(Job, item) if item else None
+
+    def load_all(self, job_ids: Iterable[str]) -> list[Job]:
+        return [build(Job, item) for item in self._batch(self.jobs, [_key(f"JOB#{one}", "ROW") for one in job_ids])]
 
     def load_for(self, job_id: str, key: str) -> tuple[Job | None, bool]:
         items = self._batch(self.jobs, [_key(f"JOB#{job_id}", "ROW"), _key(f"JOB#{job_id}", EVENT_PREFIX + key)])
@@ -278,6 +282,21 @@ class JobTable:
             return float(known["at"])
         self._put_new({**key, "at": now, "expires_at": round(now + 86400)})
         return None
+
+    def claim(self, name: str, now: float, until_at: float) -> bool:
+        item = {**_key("CLAIM", name), "until_at": until_at, "expires_at": round(until_at + 86400)}
+        try:
+            self.client.put_item(
+                TableName=self.jobs,
+                Item=to_item(item),
+                ConditionExpression="attribute_not_exists(pk) OR until_at <= :now",
+                ExpressionAttributeValues=to_item({":now": now}),
+            )
+        except ClientError as error:
+            if code_of(error) in CONDITION_FAILED:
+                return False
+            raise
+        return True
 
     # -- DynamoDB --------------------------------------------------------------------------------------------------
 

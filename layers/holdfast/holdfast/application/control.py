@@ -10,6 +10,7 @@ from holdfast.application.survivors import let_go
 from holdfast.domain.errors import Rejected, UnknownJob
 from holdfast.domain.events import (
     CancelRequested,
+    EarlySaveAdvised,
     Event,
     LimitsExtended,
     PauseRequested,
@@ -18,6 +19,7 @@ from holdfast.domain.events import (
     RetryRequested,
 )
 from holdfast.domain.job import Job
+from holdfast.domain.notices import trains
 from holdfast.messages import control_request as wish
 from job_contract.checkpoint_layout import job_prefix
 
@@ -40,6 +42,8 @@ def _event(request: wish.JobControl, ports: Ports) -> Event:
             return CancelRequested(**told)
         case wish.Pause():
             return PauseRequested(**told)
+        case wish.Checkpoint():
+            return _checkpoint(request, told, ports)
         case wish.Resume():
             return ResumeRequested(**told, nodes=request.nodes)
         case wish.Priority():
@@ -50,6 +54,16 @@ def _event(request: wish.JobControl, ports: Ports) -> Event:
         case wish.Retry():
             return _retry(request, told, ports)
     raise Rejected("unknown_action", f"{request.action} is not an action on one job")
+
+
+def _checkpoint(request: wish.Checkpoint, told: dict[str, Any], ports: Ports) -> EarlySaveAdvised:
+    job = ports.store.load(request.job)
+    if job is None:
+        raise UnknownJob(request.job)
+    if not trains(job):
+        raise Rejected("not_training", f"{job.id} is {job.phase}; only a job that trains can save and go on")
+    # Two wishes without a dedup_id are two saves, when the job has moved on between them.
+    return EarlySaveAdvised(**{**told, "request": f"{told['request']}#{job.version}"}, attempt=job.attempt)
 
 
 def _retry(request: wish.Retry, told: dict[str, Any], ports: Ports) -> RetryRequested:

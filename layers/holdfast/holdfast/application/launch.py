@@ -97,7 +97,7 @@ class Launch:
                 attempt=attempt,
                 fleet=fleet,
                 instance_type=bought.instance_type or candidate.instance_type,
-                zone=bought.zone or "one zone",
+                zone=bought.zone,
                 market=candidate.market,
                 nodes=len(bought.instances),
             ),

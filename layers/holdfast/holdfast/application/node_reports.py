@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 from functools import singledispatchmethod
 
+from holdfast.application.notices import advised, maintenance, warn_pool_of
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import gate
+from holdfast.domain.classify import Ended, refined
 from holdfast.domain.errors import Rejected
 from holdfast.domain.events import (
     AllReady,
@@ -21,10 +23,17 @@ from holdfast.domain.events import (
     TrainingFinished,
     TrainingStarted,
 )
+from holdfast.domain.job import Job
 from holdfast.domain.ownership import Node, Ownership, Ready
 from job_contract import reports
 from job_contract.checkpoint_layout import SavePointer
 from job_contract.orders import Action
+
+REBALANCE = "rebalance"
+MAINTENANCE = frozenset(
+    {"instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"}
+)
+"""EC2's codes of scheduled events, in metadata and in DescribeInstanceStatus; every other action ends the instance."""
 
 
 class NodeReports:
@@ -131,12 +140,22 @@ class NodeReports:
 
     @_take.register
     def _(self, report: reports.Failed, node: Node) -> None:
-        reason = f"{report.instance}: {report.reason}"[:500]
-        self._record(Failed(at=report.at, attempt=report.attempt, failure=report.failure, reason=reason), report.job)
+        ended = Ended(failure=report.failure, reason=report.reason, exit_code=report.exit_code, log=report.log_tail)
+        verdict = refined(ended)
+        reason = f"{report.instance}: {verdict.text}"[:500]
+        self._record(Failed(at=report.at, attempt=report.attempt, failure=verdict.failure, reason=reason), report.job)
 
     @_take.register
     def _(self, report: reports.NoticeSeen, node: Node) -> None:
-        self._record(
+        if report.action == REBALANCE:
+            advised(report.instance, self.ports)
+        elif report.action in MAINTENANCE:
+            maintenance([report.instance], self.ports, starts_at=report.deadline_at, cause=report.action)
+        else:
+            self._interrupted(report)
+
+    def _interrupted(self, report: reports.NoticeSeen) -> None:
+        job = self._record(
             InterruptionNoticed(
                 at=report.at,
                 attempt=report.attempt,
@@ -146,6 +165,8 @@ class NodeReports:
             ),
             report.job,
         )
+        if report.attempt == job.attempt:
+            warn_pool_of(report.instance, job, self.ports)
 
-    def _record(self, event: Event, job_id: str) -> None:
-        record(event, job_id, self.ports)
+    def _record(self, event: Event, job_id: str) -> Job:
+        return record(event, job_id, self.ports)

@@ -1,33 +1,197 @@
-"""What AWS says of an instance, told to the job that owns it."""
+"""What AWS says of machines, told to the jobs that own them; the answer is graded, see domain/notices.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
-from holdfast.domain.events import FleetLost, InterruptionNoticed
+from holdfast.domain import notices
+from holdfast.domain.errors import UnknownJob
+from holdfast.domain.events import (
+    AttemptEvent,
+    EarlySaveAdvised,
+    FleetLost,
+    InterruptionNoticed,
+    MoveDue,
+    MovePlanned,
+)
 from holdfast.domain.job import Job
-from holdfast.domain.ownership import Ownership
+from holdfast.domain.ownership import Node, Ownership
 
 
-def interrupted(instance: str, ports: Ports, *, deadline_at: float) -> Job | None:
-    """The owner's job is interrupted, the order to save is out; None when the instance is nobody's of ours."""
+class Fate(StrEnum):
+    """What became of a notice."""
+
+    TAKEN = "taken"
+    LATE = "late"
+    EXPECTED = "expected"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A notice for one machine: taken by its job; late, because the job is past that attempt; expected, because we
+    end the machine ourselves; or foreign, because it is nobody's of ours. `job` is set when it is taken or late."""
+
+    instance: str
+    fate: Fate
+    job: Job | None = None
+
+
+def interrupted(instance: str, ports: Ports, *, deadline_at: float, cause: str = "spot warning") -> Told:
+    """The owner's job is interrupted, the order to save is out; other jobs of the pool are asked for a save."""
     node = ports.store.node(instance)
     if node is None:
-        return None
+        return Told(instance=instance, fate=Fate.FOREIGN)
     if node.state is Ownership.HELD:
         # It was kept for the next attempt, and that will find it gone.
         ports.store.mark_ending([instance], node.job, ports.clock())
-        return ports.store.load(node.job)
+        return Told(instance=instance, fate=Fate.EXPECTED)
     event = InterruptionNoticed(
-        at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause="spot warning"
+        at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause=cause
     )
-    return record(event, node.job, ports)
+    told = _tell(event, node, ports)
+    _warn_pool(told, ports)
+    return told
 
 
-def lost(instance: str, ports: Ports) -> Job | None:
-    """The member is lost to its job; None when it is nobody's, or is being ended by us."""
+def lost(instance: str, ports: Ports) -> Told:
+    """The member is lost to its job."""
+    return _lost(instance, "instance state", ports)
+
+
+def evicted(instances: Iterable[str], ports: Ports) -> list[Told]:
+    """Members whose spot request was evicted are lost to their jobs; others of the pool are asked for a save.
+
+    The record comes minutes after the fact, so there is nothing left to save on these machines.
+    """
+    told = [_lost(instance, "bid evicted", ports) for instance in instances]
+    for one in told:
+        _warn_pool(one, ports)
+    return told
+
+
+def advised(instance: str, ports: Ports) -> Told:
+    """The owner's job is asked for one early save in a cool-down, and for closer ones while the advice holds.
+
+    Most advice is followed by nothing, so no machine is touched and the phase stays what it is.
+    """
     node = ports.store.node(instance)
-    if node is None or node.state is not Ownership.MEMBER:
+    if node is None:
+        return Told(instance=instance, fate=Fate.FOREIGN)
+    now = ports.clock()
+    event = EarlySaveAdvised(
+        at=now, attempt=node.attempt, until_at=now + notices.ADVICE_HOLDS_S, cause="rebalance recommendation"
+    )
+    return _tell(event, node, ports)
+
+
+def maintenance(instances: Iterable[str], ports: Ports, *, starts_at: float, cause: str) -> list[Told]:
+    """The owners' jobs will leave these machines before the maintenance starts; the order is out if that is soon."""
+    return [
+        _leave(instance, ports, by_at=notices.maintenance_left_by(starts_at), cause=cause) for instance in instances
+    ]
+
+
+def degraded(instances: Iterable[str], ports: Ports, *, cause: str) -> list[Told]:
+    """The owners' jobs are asked for a save at once, and leave the failing machines when it is committed."""
+    return [_degraded(instance, ports, cause) for instance in instances]
+
+
+def block_ends(reservation: str, ports: Ports, *, ends_at: float) -> list[Told]:
+    """The jobs on the Capacity Block will have left it before EC2 begins to end its instances.
+
+    One machine of each job is enough to tell: a block is one pool, and a gang is bought in one.
+    """
+    on_block = [one.id for one in ports.fleets.of_stack() if one.live and one.reservation == reservation]
+    one_a_job = {node.job: node.instance for node in ports.store.nodes(on_block)}
+    by_at = notices.block_left_by(ends_at)
+    return [_leave(one, ports, by_at=by_at, cause=f"{reservation} ends") for one in one_a_job.values()]
+
+
+def move_when_due(job: Job, ports: Ports) -> Job | None:
+    """The order to move is out when its time has come; None while it has not."""
+    now = ports.clock()
+    if job.move_by_at is None or not notices.move_due(job, now):
         return None
-    event = FleetLost(at=ports.clock(), attempt=node.attempt, instances=(instance,), cause="instance state")
-    return record(event, node.job, ports)
+    by_at = notices.move_deadline_at(job.move_by_at, now)
+    return record(MoveDue(at=now, attempt=job.attempt, by_at=by_at, cause="planned move"), job.id, ports)
+
+
+def save_while_advised(job: Job, ports: Ports) -> Job | None:
+    """The next early save is asked for when advice still holds and the newest save has grown old; None otherwise."""
+    now = ports.clock()
+    if not notices.early_save_due(job, now):
+        return None
+    return record(EarlySaveAdvised(at=now, attempt=job.attempt, cause="advice still holds"), job.id, ports)
+
+
+def _lost(instance: str, cause: str, ports: Ports) -> Told:
+    node = ports.store.node(instance)
+    if node is None:
+        return Told(instance=instance, fate=Fate.FOREIGN)
+    if node.state is not Ownership.MEMBER:
+        return Told(instance=instance, fate=Fate.EXPECTED)
+    event = FleetLost(at=ports.clock(), attempt=node.attempt, instances=(instance,), cause=cause)
+    return _tell(event, node, ports)
+
+
+def _leave(instance: str, ports: Ports, *, by_at: float, cause: str) -> Told:
+    node = ports.store.node(instance)
+    if node is None:
+        return Told(instance=instance, fate=Fate.FOREIGN)
+    event = MovePlanned(at=ports.clock(), attempt=node.attempt, instance=instance, by_at=by_at, cause=cause)
+    told = _tell(event, node, ports)
+    if told.job is not None and told.fate is Fate.TAKEN:
+        move_when_due(told.job, ports)
+    return told
+
+
+def _degraded(instance: str, ports: Ports, cause: str) -> Told:
+    node = ports.store.node(instance)
+    if node is None:
+        return Told(instance=instance, fate=Fate.FOREIGN)
+    now = ports.clock()
+    _tell(EarlySaveAdvised(at=now, attempt=node.attempt, cause=cause), node, ports)
+    by_at = now + notices.DEGRADED_MOVE_S
+    moved = MovePlanned(at=now, attempt=node.attempt, instance=instance, by_at=by_at, after_save=True, cause=cause)
+    return _tell(moved, node, ports)
+
+
+def _tell(event: AttemptEvent, node: Node, ports: Ports) -> Told:
+    try:
+        job = record(event, node.job, ports)
+    except UnknownJob:
+        # Rows outlive their jobs by weeks only, and so do owner items, but not to the same second.
+        return Told(instance=node.instance, fate=Fate.FOREIGN)
+    late = job.attempt != node.attempt or not job.attempt_open
+    return Told(instance=node.instance, fate=Fate.LATE if late else Fate.TAKEN, job=job)
+
+
+def _warn_pool(told: Told, ports: Ports) -> None:
+    """Other jobs of the pool are asked for a save, once in a cool-down: what takes one machine often takes more.
+
+    Best effort: whoever has claimed the warning and dies leaves these jobs to notices of their own.
+    """
+    if told.job is None or told.fate is not Fate.TAKEN or not told.job.pool:
+        return
+    now = ports.clock()
+    if ports.store.claim(f"pool-warning/{told.job.pool}", now, now + notices.REBALANCE_COOL_DOWN_S):
+        for neighbour in _neighbours(told.job, ports)[: notices.POOL_JOBS_WARNED]:
+            cause = f"{told.job.pool} is being taken back"
+            record(EarlySaveAdvised(at=now, attempt=neighbour.attempt, cause=cause), neighbour.id, ports)
+
+
+def _neighbours(job: Job, ports: Ports) -> Sequence[Job]:
+    """Return the training jobs on the same capacity, those with the most unsaved time first."""
+    others = [one for one in ports.store.alive() if one != job.id][: notices.POOL_JOBS_READ]
+    found = [one for one in ports.store.load_all(others) if one.pool == job.pool and notices.trains(one)]
+    return sorted(found, key=lambda one: one.saved.at if one.saved else 0.0)
+
+
+def warn_pool_of(instance: str, job: Job, ports: Ports) -> None:
+    """Other jobs of the pool are asked for a save after a node's own metadata told of its end."""
+    _warn_pool(Told(instance=instance, fate=Fate.TAKEN, job=job), ports)

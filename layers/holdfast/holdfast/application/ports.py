@@ -38,6 +38,9 @@ class JobStore(Protocol):
     def load(self, job_id: str) -> Job | None:
         """Return the row, read strongly."""
 
+    def load_all(self, job_ids: Iterable[str]) -> list[Job]:
+        """Return the rows that exist, read strongly, in any order."""
+
     def load_for(self, job_id: str, key: str) -> tuple[Job | None, bool]:
         """Return the row and whether the dedup key was seen, read strongly."""
 
@@ -93,6 +96,9 @@ class JobStore(Protocol):
 
     def suspected(self, instance: str, now: float) -> float | None:
         """Remember that the instance looks like nobody's; return when an earlier sweep saw the same."""
+
+    def claim(self, name: str, now: float, until_at: float) -> bool:
+        """True for the one caller that takes the name until then; False for the others."""
 
 
 class Workflow(Protocol):

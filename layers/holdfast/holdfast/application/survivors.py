@@ -22,7 +22,7 @@ from job_contract.orders import ResumeFrom
 
 def hold_survivors(job: Job, live: Collection[str], ports: Ports) -> frozenset[str]:
     """Return those of the live machines that stay for the next attempt; the row and their owner items say so."""
-    if job.phase is not Phase.RESUMING or job.intent is not Intent.RUN:
+    if job.phase is not Phase.RESUMING or job.intent is not Intent.RUN or job.pool is None:
         return frozenset()
     if job.held:
         return frozenset(job.held)

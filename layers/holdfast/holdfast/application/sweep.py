@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from holdfast.application.notices import move_when_due, save_while_advised
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import close_attempt, release_fleet
@@ -53,6 +54,17 @@ class Sweep:
             yield from self._members(job)
             yield from self._progress(job)
             yield from self._limits(job)
+            yield from self._warnings(job_id)
+
+    def _warnings(self, job_id: str) -> Iterable[Finding]:
+        """A date that has come near, or advice that still holds, is told by nobody else."""
+        job = self.ports.store.load(job_id)
+        if job is None:
+            return
+        if move_when_due(job, self.ports):
+            yield Finding("planned move is due", job_id, "ordered to save and stop")
+        elif save_while_advised(job, self.ports):
+            yield Finding("advice holds and the newest save is old", job_id, "asked for a save")
 
     def _never_started(self, job: Job) -> Iterable[Finding]:
         if self.ports.clock() - job.phase_at < START_GRACE_S:

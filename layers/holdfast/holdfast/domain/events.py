@@ -34,7 +34,7 @@ class FleetIntended(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetBought(AttemptEvent):
-    """The gang is whole: `nodes` machines, survivors of the last attempt counted in."""
+    """The gang is whole: `nodes` machines, survivors of the last attempt counted in. `zone` empty = not known."""
 
     fleet: str
     instance_type: str
@@ -186,3 +186,33 @@ class RetryRequested(Event):
 
     request: str
     pointer: SavePointer | None = None
+
+
+# -- Warnings that leave the machines at work --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlySaveAdvised(AttemptEvent):
+    """AWS hints at trouble for the machines, or a user asks (`request`): one save now, then training goes on.
+
+    `until_at` is how long the hint holds; until then saves are asked for more often.
+    """
+
+    until_at: float | None = None
+    request: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovePlanned(AttemptEvent):
+    """The machines must be left by `by_at`; `after_save`: as soon as one more save is committed."""
+
+    instance: str
+    by_at: float
+    after_save: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveDue(AttemptEvent):
+    """The time to leave the machines has come: save, stop, and go on elsewhere, all by `by_at`."""
+
+    by_at: float

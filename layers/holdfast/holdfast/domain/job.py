@@ -36,6 +36,9 @@ class Pool:
     zone: str
     market: str
 
+    def __str__(self) -> str:
+        return f"{self.instance_type} in {self.zone} ({self.market})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -87,6 +90,16 @@ class Job:
     deadline_at: float | None = None
     not_before: float = 0.0
 
+    save_asked_at: float | None = None
+    asked_generation: int | None = None
+    advised_until_at: float | None = None
+    move_by_at: float | None = None
+    move_after_save_at: float | None = None
+
+    step_at_attempt_start: int = 0
+    fruitless: int = 0
+    fruitless_failure: str = ""
+
     step: int = 0
     saved: Saved | None = None
     failure: str | None = None
@@ -104,6 +117,11 @@ class Job:
     def dispatchable(self) -> bool:
         """True when a new attempt may be started, the time apart."""
         return self.phase in WAITING and not self.attempt_open and self.intent is Intent.RUN
+
+    @property
+    def durable_step(self) -> int:
+        """The step of the newest committed save, 0 when there is none."""
+        return parse_save_name(self.saved.save).step if self.saved else 0
 
     @property
     def over(self) -> bool:

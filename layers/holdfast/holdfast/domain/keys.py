@@ -8,6 +8,7 @@ from holdfast.domain.events import (
     AttemptEvent,
     CancelRequested,
     CheckpointSaved,
+    EarlySaveAdvised,
     Event,
     Failed,
     FleetBought,
@@ -17,12 +18,15 @@ from holdfast.domain.events import (
     InterruptionNoticed,
     LimitPassed,
     LimitsExtended,
+    MoveDue,
+    MovePlanned,
     OrderHeard,
     PauseRequested,
     PriorityChanged,
     ResumeRequested,
     RetryRequested,
 )
+from holdfast.domain.notices import REBALANCE_COOL_DOWN_S
 
 
 def event_name(event: Event) -> str:
@@ -83,3 +87,24 @@ def _(
 @_detail.register
 def _(event: GaveUp | LimitPassed) -> str:
     return event.reason
+
+
+# -- Warnings that leave the machines at work --------------------------------------------------------------------------
+
+
+@_detail.register
+def _(event: EarlySaveAdvised) -> str:
+    if event.request:
+        return event.request
+    # Hints repeat for hours under the same words; two that a cool-down parts are never in one of these windows.
+    return str(int(event.at // REBALANCE_COOL_DOWN_S))
+
+
+@_detail.register
+def _(event: MovePlanned) -> str:
+    return f"{event.instance}#{round(event.by_at)}"
+
+
+@_detail.register
+def _(event: MoveDue) -> str:
+    return str(round(event.by_at))

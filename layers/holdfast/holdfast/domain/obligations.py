@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.domain.job import Job
-from holdfast.domain.notices import checkpoint_wait_s
+from holdfast.domain.notices import checkpoint_wait_s, trains
 from holdfast.domain.phase import ENDED, Intent, Phase
 from job_contract.orders import Action, Orders, Wait
 
@@ -28,12 +28,17 @@ def action_for(job: Job) -> Action:
         return Action.WAIT if job.intent is Intent.RUN else Action.RELEASE
     if job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING) or job.intent is not Intent.RUN:
         return Action.CHECKPOINT_STOP
+    if trains(job) and job.asked_generation is not None:
+        return Action.CHECKPOINT
     return Action.RUN
 
 
 def projection(job: Job) -> tuple[Any, ...]:
     """Everything of the orders but their generation and time."""
-    return (job.attempt, action_for(job), job.roster_id, job.doomed, job.deadline_at, job.resume_from)
+    action = action_for(job)
+    # Ranks answer a `checkpoint` by its generation, so a second ask must be an order of its own.
+    asked = job.asked_generation if action is Action.CHECKPOINT else None
+    return (job.attempt, action, job.roster_id, job.doomed, job.deadline_at, job.resume_from, asked)
 
 
 def orders_for(job: Job, now: float) -> Orders:

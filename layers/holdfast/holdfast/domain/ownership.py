@@ -87,6 +87,7 @@ class Instance:
     job: str | None
     fleet: str | None
     state_reason: str = ""
+    reservation: str = ""
 
     @property
     def live(self) -> bool:

@@ -16,6 +16,7 @@ from holdfast.domain.events import (
     CancelRequested,
     CapacityRefused,
     CheckpointSaved,
+    EarlySaveAdvised,
     Event,
     Failed,
     FleetBought,
@@ -26,6 +27,8 @@ from holdfast.domain.events import (
     InterruptionNoticed,
     LimitPassed,
     LimitsExtended,
+    MoveDue,
+    MovePlanned,
     OrderHeard,
     PauseRequested,
     PriorityChanged,
@@ -36,7 +39,7 @@ from holdfast.domain.events import (
     TrainingStarted,
 )
 from holdfast.domain.job import Job, Pool, Saved
-from holdfast.domain.notices import loses_only_doomed
+from holdfast.domain.notices import announced, cooling, loses_only_doomed, trains
 from holdfast.domain.obligations import projection
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
 
@@ -74,6 +77,9 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     PriorityChanged: NOT_ENDED,
     LimitsExtended: NOT_ENDED,
     RetryRequested: dict.fromkeys(ENDED, Q),
+    EarlySaveAdvised: {phase: phase for phase in (L, R, N, C, S)},
+    MovePlanned: {phase: phase for phase in (L, R, N, C, S)},
+    MoveDue: {L: N, R: N, N: N, C: C, S: S},
 }
 
 OVERTAKEN = (AttemptStarted, FleetIntended, FleetBought, SurvivorsHeld, RetryRequested)
@@ -157,6 +163,12 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         deadline_at=None,
         failure=None,
         not_before=0.0,
+        save_asked_at=None,
+        asked_generation=None,
+        advised_until_at=None,
+        move_by_at=None,
+        move_after_save_at=None,
+        step_at_attempt_start=job.durable_step,
     )
 
 
@@ -170,9 +182,9 @@ def _fleet_bought(job: Job, event: FleetBought, target: Phase) -> Job:
     fewer = f" (of {job.nodes} wanted)" if event.nodes < job.nodes else ""
     return replace(
         job,
-        stage=f"booting {event.nodes} x {event.instance_type} in {event.zone}{fewer}",
+        stage=f"booting {event.nodes} x {event.instance_type} in {event.zone or 'one zone'}{fewer}",
         bought_at=job.bought_at or event.at,
-        pool=Pool(instance_type=event.instance_type, zone=event.zone, market=event.market),
+        pool=Pool(instance_type=event.instance_type, zone=event.zone, market=event.market) if event.zone else None,
         gang=event.nodes,
         held=(),
         held_until=None,
@@ -200,6 +212,8 @@ def _training_started(job: Job, event: TrainingStarted, target: Phase) -> Job:
     reason = f"fell back past {', '.join(event.fell_back)}" if event.fell_back else job.reason
     return replace(
         job,
+        # What an older save is caught up from counts as progress, though the job has been further before.
+        step_at_attempt_start=event.step if event.fell_back else job.step_at_attempt_start,
         phase=target,
         stage=stage,
         reason=reason,
@@ -229,7 +243,7 @@ def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
 
 
 def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
-    remembered = _remember(job, event)
+    remembered = _answered(_remember(job, event), event)
     step = max(job.step, event.pointer.step)
     if not event.final or job.phase is S:
         stage = "training" if target is R else job.stage
@@ -241,7 +255,7 @@ def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
-    kind = "preemption" if job.market == "spot" or job.doomed else "hardware"
+    kind = "preemption" if job.market == "spot" or announced(job) else "hardware"
     reason = f"lost {', '.join(event.instances)}"
     return replace(job, phase=target, stage="releasing machines", reason=reason, failure=job.failure or kind)
 
@@ -335,7 +349,7 @@ def _survivors_held(job: Job, event: SurvivorsHeld, target: Phase) -> Job:
 
 
 def _attempt_closed(job: Job, event: AttemptClosed, target: Phase) -> Job:
-    unheard = "preemption" if job.doomed else "lost"
+    unheard = "preemption" if announced(job) else "lost"
     lost = job if job.phase in WAITING else replace(job, phase=S, failure=job.failure or unheard)
     return _settled(lost, event)
 
@@ -343,10 +357,13 @@ def _attempt_closed(job: Job, event: AttemptClosed, target: Phase) -> Job:
 def _settled(job: Job, event: AttemptClosed) -> Job:
     """Charge the attempt to its class, count its machine time, and leave the job dispatchable or ended."""
     charged, over = dict(job.charged), None
+    if job.durable_step > job.step_at_attempt_start:
+        job = replace(job, fruitless=0, fruitless_failure="")
     if job.failure is not None:
         # What a node under notice takes with it is the notice's doing.
-        charged_as = "preemption" if job.doomed and job.failure not in failure.PRIMARY else job.failure
-        over = failure.spent(charged, charged_as, job.attempts_limit)
+        charged_as = "preemption" if announced(job) and job.failure not in failure.PRIMARY else job.failure
+        job = _counted(job, charged_as)
+        over = failure.spent(charged, charged_as, job.attempts_limit) or failure.looping(charged_as, job.fruitless)
         charged[charged_as] = charged.get(charged_as, 0) + 1
     node_seconds = job.node_seconds + (job.gang * (event.at - job.bought_at) if job.bought_at else 0.0)
     closed = replace(
@@ -367,6 +384,58 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         return replace(closed, phase=Phase.FAILED, stage="", reason=over)
     waiting_for = "waiting for a place" if job.failure != "capacity" else job.stage
     return replace(closed, stage=waiting_for)
+
+
+def _counted(job: Job, charged_as: str) -> Job:
+    """Count how often in a row attempts ended this way without one new durable step."""
+    if charged_as in failure.NEVER_A_LOOP or job.durable_step > job.step_at_attempt_start:
+        return job
+    repeated = job.fruitless if job.fruitless_failure == charged_as else 0
+    return replace(job, fruitless=repeated + 1, fruitless_failure=charged_as)
+
+
+# -- Warnings that leave the machines at work --------------------------------------------------------------------------
+
+
+def _early_save_advised(job: Job, event: EarlySaveAdvised, target: Phase) -> Job:
+    if not trains(job) or (cooling(job, event.at) and not event.request):
+        return job
+    return replace(
+        job,
+        stage="saving early, training goes on",
+        save_asked_at=event.at,
+        asked_generation=job.version + 1,  # the version that this change gives the row
+        advised_until_at=event.until_at or job.advised_until_at,
+    )
+
+
+def _answered(job: Job, event: CheckpointSaved) -> Job:
+    """A save made since it was asked for answers the ask, whatever order made it."""
+    if job.save_asked_at is None or event.at < job.save_asked_at:
+        return job
+    return replace(job, asked_generation=None)
+
+
+def _move_planned(job: Job, event: MovePlanned, target: Phase) -> Job:
+    if job.phase not in (L, R):
+        return job
+    by_at = min(event.by_at, job.move_by_at or event.by_at)
+    after_save_at = job.move_after_save_at
+    if event.after_save and after_save_at is None:
+        after_save_at = event.at
+    return replace(job, move_by_at=by_at, move_after_save_at=after_save_at)
+
+
+def _move_due(job: Job, event: MoveDue, target: Phase) -> Job:
+    if job.phase is S:
+        return job
+    reason = event.cause or "the machines must be left"
+    if job.phase is L and job.roster_id is None:
+        return replace(job, phase=S, stage="releasing machines", reason=reason)
+    deadline_at = min(event.by_at, job.deadline_at or event.by_at)
+    if job.phase in (N, C):
+        return replace(job, deadline_at=deadline_at)
+    return replace(job, phase=target, stage="saving before the move", reason=reason, deadline_at=deadline_at)
 
 
 Rule = Callable[[Job, Any, Phase], Job]
@@ -395,6 +464,9 @@ RULES: Mapping[type[Event], Rule] = {
     PriorityChanged: _priority_changed,
     LimitsExtended: _limits_extended,
     RetryRequested: _retry_requested,
+    EarlySaveAdvised: _early_save_advised,
+    MovePlanned: _move_planned,
+    MoveDue: _move_due,
 }
 
 assert RULES.keys() == TABLE.keys()

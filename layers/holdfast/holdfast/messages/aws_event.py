@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, ValidationError
@@ -49,6 +49,18 @@ def instance_id(text: str) -> str:
     if not INSTANCE_ID.fullmatch(tail):
         raise Rejected("bad_instance_id", f"{text!r} is no instance id (i- and 8 or 17 hex digits), nor an ARN of one")
     return tail
+
+
+def instance_ids(texts: Iterable[str]) -> tuple[list[str], list[Rejected]]:
+    """Return the ids among the texts, each once, and why each of the others is none: one bad id spoils no good one."""
+    found: dict[str, None] = {}
+    refused = []
+    for text in texts:
+        try:
+            found[instance_id(text)] = None
+        except Rejected as refusal:
+            refused.append(refusal)
+    return list(found), refused
 
 
 InstanceId = Annotated[str, AfterValidator(instance_id)]
