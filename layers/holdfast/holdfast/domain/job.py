@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.domain.because import Because
+from holdfast.domain.ledger import Reserved
 from holdfast.domain.phase import ENDED, WAITING, Intent, Phase
 from job_contract.checkpoint_layout import SavePointer, parse_save_name
 from job_contract.orders import ResumeFrom
@@ -43,6 +45,8 @@ class Job:
     attempts_limit: int
     run_s: int
     wait_s: int
+    vcpus_per_node: int = 0
+    gpus_per_node: int = 0
 
     phase: Phase = Phase.QUEUED
     phase_at: float
@@ -63,6 +67,8 @@ class Job:
     doomed: tuple[str, ...] = ()
     deadline_at: float | None = None
     not_before: float = 0.0
+    reserved: Reserved | None = None
+    waiting: Because | None = None
 
     step: int = 0
     saved: Saved | None = None
@@ -83,6 +89,11 @@ class Job:
     def over(self) -> bool:
         """True when the job has ended and its last attempt is closed: the result can be told."""
         return self.phase in ENDED and not self.attempt_open
+
+    @property
+    def yields(self) -> bool:
+        """True when the job is to give its place up once its next save is committed."""
+        return self.reserved is not None and self.reserved.yields_to is not None
 
     @property
     def rank(self) -> float:

@@ -16,6 +16,7 @@ from holdfast.domain.events import (
     GaveUp,
     InterruptionNoticed,
     OrderHeard,
+    PlaceWanted,
 )
 
 
@@ -45,6 +46,11 @@ def _(event: FleetIntended | FleetBought) -> str:
 @_detail.register
 def _(event: InterruptionNoticed) -> str:
     return event.instance
+
+
+@_detail.register
+def _(event: PlaceWanted) -> str:
+    return event.by
 
 
 @_detail.register

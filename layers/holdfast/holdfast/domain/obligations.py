@@ -24,7 +24,7 @@ def action_for(job: Job) -> Action:
         return Action.WAIT if job.intent is Intent.RUN else Action.RELEASE
     if job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING) or job.intent is not Intent.RUN:
         return Action.CHECKPOINT_STOP
-    return Action.RUN
+    return Action.CHECKPOINT if job.yields and job.phase is Phase.RUNNING else Action.RUN
 
 
 def projection(job: Job) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from holdfast.domain.events import (
     GaveUp,
     InterruptionNoticed,
     OrderHeard,
+    PlaceWanted,
     TrainingFinished,
     TrainingStarted,
 )
@@ -50,6 +51,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     GateRefused: {L: S, S: S},
     TrainingStarted: AT_WORK,
     InterruptionNoticed: {L: N, R: N, N: N, C: C, S: S},
+    PlaceWanted: {L: L, R: R, N: N, C: C, S: S},
     OrderHeard: {L: L, R: R, N: C, C: C, S: S},
     CheckpointSaved: AT_WORK,
     FleetLost: ENDS_ATTEMPT,
@@ -99,6 +101,8 @@ def _stamp(before: Job, after: Job, event: Event) -> Job:
         changes["news"] = before.news + 1
     if after.over and not before.over:
         changes["ended_at"] = event.at
+    if after.waiting is not None and not after.dispatchable:
+        changes["waiting"] = None
     return replace(after, **changes)
 
 
@@ -138,6 +142,7 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         deadline_at=None,
         failure=None,
         not_before=0.0,
+        reserved=event.reserved,
     )
 
 
@@ -194,6 +199,19 @@ def _interruption_noticed(job: Job, event: InterruptionNoticed, target: Phase) -
     return replace(noticed, phase=target, stage="saving before the deadline", reason=reason)
 
 
+def _place_wanted(job: Job, event: PlaceWanted, target: Phase) -> Job:
+    """Ask for a save and go on training; without ranks there is nothing to save, and the place is free at once."""
+    if job.phase not in (L, R) or job.intent is not Intent.RUN or job.reserved is None or job.yields:
+        return job
+    asked = replace(job, reserved=replace(job.reserved, yields_to=event.by))
+    return _place_given(asked) if job.roster_id is None else asked
+
+
+def _place_given(job: Job) -> Job:
+    by = job.reserved.yields_to if job.reserved is not None else ""
+    return replace(job, phase=S, stage="releasing machines", reason=f"gave its place to {by}, which is urgent")
+
+
 def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
     return replace(job, phase=target)
 
@@ -201,6 +219,8 @@ def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
 def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
     remembered = _remember(job, event)
     step = max(job.step, event.pointer.step)
+    if job.yields and job.phase is R and remembered is not job and event.attempt == job.attempt:
+        return _place_given(replace(remembered, step=step))
     if not event.final or job.phase is S:
         stage = "training" if target is R else job.stage
         return replace(remembered, phase=target, step=step, stage=stage)
@@ -254,7 +274,7 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         over = failure.spent(charged, charged_as, job.attempts_limit)
         charged[charged_as] = charged.get(charged_as, 0) + 1
     node_seconds = job.node_seconds + (job.nodes * (event.at - job.bought_at) if job.bought_at else 0.0)
-    closed = replace(job, attempt_open=False, charged=charged, node_seconds=round(node_seconds, 1))
+    closed = replace(job, attempt_open=False, charged=charged, node_seconds=round(node_seconds, 1), reserved=None)
     if closed.phase in ENDED:
         return replace(closed, stage="")
     if job.intent is not Intent.RUN:
@@ -276,6 +296,7 @@ RULES: Mapping[type[Event], Rule] = {
     GateRefused: _refused,
     TrainingStarted: _training_started,
     InterruptionNoticed: _interruption_noticed,
+    PlaceWanted: _place_wanted,
     OrderHeard: _order_heard,
     CheckpointSaved: _checkpoint_saved,
     FleetLost: _fleet_lost,
