@@ -26,13 +26,23 @@ PERIOD = re.compile(r"rate\((\d+) minutes?\)")
 
 
 @dataclass(frozen=True)
+class AnyOf:
+    """The filters of one event source: a record that matches one of them is delivered."""
+
+    patterns: tuple[EventPattern, ...]
+
+    def matches_event(self, event: dict[str, Any]) -> bool:
+        return any(pattern.matches_event(event) for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
 class Wake:
     """One event source of a door. `pattern` filters stream records and events; `every_s` is a schedule's period."""
 
     kind: str
     batch: int = 1
     retries: int = 0
-    pattern: EventPattern | None = None
+    pattern: EventPattern | AnyOf | None = None
     every_s: float = 0.0
     queue: str = ""
 
@@ -121,12 +131,12 @@ def _wakes(events: dict[str, Any]) -> Iterator[Wake]:
             case "SQS":
                 yield Wake("queue", batch=rules.get("BatchSize", 10), queue=rules["Queue"])
             case "DynamoDB":
-                (raw,) = rules["FilterCriteria"]["Filters"]
+                filters = rules["FilterCriteria"]["Filters"]
                 yield Wake(
                     "stream",
                     batch=rules.get("BatchSize", 100),
                     retries=rules["MaximumRetryAttempts"],
-                    pattern=EventPattern.load(raw["Pattern"]),
+                    pattern=AnyOf(tuple(EventPattern.load(each["Pattern"]) for each in filters)),
                 )
             case "EventBridgeRule":
                 yield Wake("rule", pattern=EventPattern.load(json.dumps(rules["Pattern"])))

@@ -412,7 +412,7 @@ class World:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every job's row."""
-        return [item for item in self.items() if item["sk"] == "ROW"]
+        return [item for item in self.items() if item["sk"] == "ROW" and item["pk"] != "LEDGER"]
 
     def items(self) -> list[dict[str, Any]]:
         """Return everything in the jobs table."""
@@ -440,7 +440,7 @@ class World:
     def _check_row(self, record: Mapping[str, Any]) -> None:
         """Attempts only grow, by one, and nothing lives on when the last is closed."""
         image = record["dynamodb"].get("NewImage", {})
-        if image.get("sk", {}).get("S") != "ROW":
+        if image.get("sk", {}).get("S") != "ROW" or image["pk"]["S"] == "LEDGER":
             return
         job = image["pk"]["S"].removeprefix("JOB#")
         row = {name: int(image[name]["N"]) for name in ("attempt", "nodes")}

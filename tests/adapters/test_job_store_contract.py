@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,17 +13,21 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from holdfast.adapters.items import from_item, to_item
-from holdfast.adapters.job_table import JobTable, job_of, row_of
+from holdfast.adapters.job_table import WAITING_CARRIES, JobTable, job_of, row_of, wakes_dispatch
+from holdfast.application.dispatch import dispatch
 from holdfast.application.ports import JobStore
+from holdfast.domain.because import Because, Code
 from holdfast.domain.errors import Raced
 from holdfast.domain.keys import dedup_key
+from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
+from holdfast.domain.queueing import Waiter
 from holdfast.messages.acceptance import read_acceptance
 from job_contract.orders import Leader, Orders, Roster, Wait, WaitItem, orders_key, spec_key
 from job_contract.spec import JobSpec
 from job_contract.version import decode
 from tests import builders as b
-from tests.application.fakes import FakeStore
+from tests.application.fakes import FakePorts, FakeStore
 
 BODY = (b.ROOT / "events" / "job-request.json").read_text()
 
@@ -53,7 +58,9 @@ def a_table(client: Any, name: str) -> JobTable:
                     {"AttributeName": index[0], "KeyType": "HASH"},
                     {"AttributeName": index[2], "KeyType": "RANGE"},
                 ],
-                "Projection": {"ProjectionType": "KEYS_ONLY"},
+                "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(WAITING_CARRIES)}
+                if name == "waiting"
+                else {"ProjectionType": "KEYS_ONLY"},
             }
             for name, index in indexes.items()
         ],
@@ -172,6 +179,79 @@ def test_a_suspicion_is_remembered(store: JobStore) -> None:
     assert store.suspected("i-1", b.NOW + 60) == b.NOW
 
 
+# -- the ledger and the line -------------------------------------------------------------------------------------------
+
+GANG = Reserved(vcpus=384, gpus=16, nodes=2, market="spot")
+STARTED = replace(b.started(), reserved=GANG)
+BECAUSE = Because(code=Code.MARKET_QUOTA, sentence="s", unblock="u", until=b.NOW + 60.5, head_since=b.NOW)
+
+
+def test_a_start_and_a_closing_move_the_ledger_with_the_row(store: JobStore) -> None:
+    assert store.ledger() == Ledger()
+    job = moved(store, created(store), STARTED)
+    ledger = store.ledger()
+    [place] = ledger.in_flight
+    assert (ledger.version, place.job, place.reserved, place.attempt) == (1, job.id, GANG, 1)
+    assert store.load(job.id).reserved == GANG  # type: ignore[union-attr]
+    moved(store, job, b.training(), b.lost(), b.closed())
+    ledger = store.ledger()
+    assert (ledger.version, ledger.in_flight, ledger.freed) == (2, (), 1)
+    assert ledger.usage["research/spot"] == pytest.approx(16 * 24 * 60, rel=0.001)
+
+
+def test_a_start_on_a_ledger_that_moved_raced_and_wrote_nothing(store: JobStore) -> None:
+    job = created(store)
+    decided_on = store.ledger()
+    store.put_ledger(decided_on, decided_on.held("vision", b.NOW, "ann"))
+    after = b.after(job, STARTED)
+    with pytest.raises(Raced):
+        store.save(job, after, STARTED, dedup_key(STARTED), decided_on)
+    assert (store.load(job.id), store.waiting("research")) == (job, [job.id])
+    assert store.ledger().in_flight == ()
+    store.save(job, after, STARTED, dedup_key(STARTED), store.ledger())
+    assert store.load(job.id) == after
+
+
+def test_the_second_of_two_who_change_the_ledger_raced(store: JobStore) -> None:
+    first = store.ledger()
+    store.put_ledger(first, first.held("vision", b.NOW, "ann"))
+    with pytest.raises(Raced):
+        store.put_ledger(first, first.held("audio", b.NOW, "bob"))
+    held = store.ledger()
+    assert [hold.scope for hold in held.holds] == ["vision"]
+    store.put_ledger(held, held.unheld("vision"))
+    with pytest.raises(Raced):
+        store.put_ledger(held, held.unheld("vision"))
+
+
+def test_quotas_are_kept_by_team_and_market(store: JobStore) -> None:
+    assert store.quotas() == Quotas()
+    research = Quota(gpus=64, weight=2.5, preempt_from=90, preemptible=False)
+    store.put_quota("team", "research", Quota(nodes=1))
+    store.put_quota("team", "research", research)
+    store.put_quota("market", "spot", Quota(vcpus=768))
+    assert store.quotas() == Quotas(teams={"research": research}, markets={"spot": Quota(vcpus=768)})
+
+
+def test_the_line_shows_what_the_order_needs(store: JobStore) -> None:
+    job = moved(store, created(store), STARTED, b.training(), b.lost(), b.closed())
+    [waiter] = store.line("research")
+    assert waiter == Waiter.of(job)
+    assert store.line("nobody") == []
+    assert store.load_all([job.id, "nobody"]) == [job]
+
+
+def test_a_reason_is_kept_in_the_row_and_changes_nothing_else(store: JobStore) -> None:
+    job = created(store)
+    assert store.explain(Waiter.of(job), BECAUSE) is True
+    told = replace(job, waiting=BECAUSE)
+    assert (store.load(job.id), store.line("research")) == (told, [Waiter.of(told)])
+    started = moved(store, told, STARTED)
+    assert started.waiting is None
+    assert store.explain(Waiter.of(told), BECAUSE) is False
+    assert store.load(job.id) == started
+
+
 # -- what only the tables show -----------------------------------------------------------------------------------------
 
 
@@ -191,6 +271,7 @@ def test_a_row_stays_small_and_comes_back_from_the_stream(client: Any) -> None:
     assert len(str(to_item(row_of(job)))) < 4096
     assert job_of(to_item(row_of(job))) == job
     assert job_of(to_item({"pk": "NODE#i-1", "sk": "NODE"})) is None
+    assert job_of(to_item({"pk": "LEDGER", "sk": "ROW"})) is None
 
 
 def test_the_history_is_in_the_order_it_happened(client: Any) -> None:
@@ -199,6 +280,49 @@ def test_the_history_is_in_the_order_it_happened(client: Any) -> None:
     assert [item["kind"] for item in table.history(job.id)] == [
         "attempt_started", "training_started", "interruption_noticed",
     ]  # fmt: skip
+
+
+def test_a_dispatch_wakes_on_what_may_let_a_job_start_and_not_on_its_own_words(client: Any) -> None:
+    table = a_table(client, "wakes")
+    job = created(table)
+    told = replace(job, waiting=BECAUSE)
+    book = Ledger().moved(job, b.after(job, STARTED), b.NOW)
+
+    def change(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+        return {"OldImage": to_item(old), "NewImage": to_item(new)}
+
+    def item(ledger: Ledger) -> dict[str, Any]:
+        return from_item(table._ledger_put(Ledger(), ledger)["Item"])
+
+    assert wakes_dispatch({"NewImage": to_item(row_of(job))})
+    assert not wakes_dispatch(change(row_of(job), row_of(told)))
+    assert not wakes_dispatch(change(item(Ledger()), item(book)))
+    assert wakes_dispatch(change(item(book), item(book.without({job.id}, b.NOW))))
+    assert not wakes_dispatch(change(item(book), item(book.held("vision", b.NOW, "ann"))))
+    assert wakes_dispatch(change({"pk": "QUOTA", "sk": "TEAM#a"}, {"pk": "QUOTA", "sk": "TEAM#a", "gpus": 8}))
+
+
+def test_a_dispatch_of_fifty_teams_reads_one_page_each_and_four_times_more(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = a_table(client, "fifty")
+    monkeypatch.setattr("holdfast.adapters.job_table.LINE_PAGE", 1)
+    monkeypatch.setattr("holdfast.application.dispatch.MOST_REASONS", 3)
+    for n in range(100):
+        job = b.a_job(id=f"j{n:03d}", team=f"team-{n % 50:02d}", gpus_per_node=8)
+        for data in (row_of(job), {"pk": "TEAMS", "sk": job.team}):
+            client.put_item(TableName=table.jobs, Item=to_item(data))
+    table.put_quota("market", "spot", Quota(gpus=64))
+    calls: list[str] = []
+    client.meta.events.register("before-call.dynamodb.*", lambda model, **_: calls.append(model.name), "count")
+    ports = FakePorts()
+    ports.store = table  # type: ignore[assignment]
+    started = dispatch(ports)
+    client.meta.events.unregister("before-call.dynamodb.*", unique_id="count")
+    assert len(started) == 4
+    reads = Counter(name for name in calls if name in ("GetItem", "BatchGetItem", "Query", "Scan"))
+    assert reads == {"Query": 50 + 2, "GetItem": 1, "BatchGetItem": 1}
+    assert calls.count("TransactWriteItems") == 4
 
 
 @pytest.mark.parametrize(

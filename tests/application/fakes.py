@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.application.ports import Bought
+from holdfast.domain.because import Because
 from holdfast.domain.errors import ExecutionOver, Raced
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
+from holdfast.domain.ledger import Ledger, Quota, Quotas
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Instance, Node, Ownership
 from holdfast.domain.placement import Candidate
+from holdfast.domain.queueing import Waiter
 from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Orders, Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
@@ -34,9 +37,16 @@ class FakeClock:
 
 @dataclass
 class FakeStore:
-    """`races` saves fail with Raced before one goes through; `stale` hides rows from the indexes."""
+    """`races` saves fail with Raced before one goes through; `stale` hides rows from the indexes.
+
+    `conflicts` writes of the ledger fail likewise; `lag` keeps what the index `waiting` showed of a job.
+    """
 
     races: int = 0
+    conflicts: int = 0
+    lag: dict[str, Waiter] = field(default_factory=dict)
+    ledger_row: Ledger = field(default_factory=Ledger)
+    quota_rows: Quotas = field(default_factory=Quotas)
     stale: set[str] = field(default_factory=set)
     rows: dict[str, Job] = field(default_factory=dict)
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -68,16 +78,47 @@ class FakeStore:
     def load_for(self, job_id: str, key: str) -> tuple[Job | None, bool]:
         return self.rows.get(job_id), key in self.events.get(job_id, {})
 
-    def save(self, before: Job, after: Job, event: Event, key: str) -> None:
+    def save(self, before: Job, after: Job, event: Event, key: str, ledger: Ledger | None = None) -> None:
         if self.races:
             self.races -= 1
             raise Raced("injected")
         if self.rows[after.id].version != before.version or key in self.events[after.id]:
             raise Raced("moved")
+        if after.reserved != before.reserved:
+            base = self.ledger_row if ledger is None else ledger
+            self.put_ledger(base, base.moved(before, after, event.at))
         self.writes += 1
         self.rows[after.id], self.events[after.id][key] = after, event
         if after.generation != before.generation:
             self.orders[after.id] = orders_for(after, event.at)
+
+    def explain(self, job: Waiter, because: Because) -> bool:
+        row = self.rows[job.id]
+        if row.version != job.version or not row.dispatchable:
+            return False
+        self.rows[job.id] = replace(row, waiting=because)
+        self.writes += 1
+        return True
+
+    def ledger(self) -> Ledger:
+        return self.ledger_row
+
+    def put_ledger(self, before: Ledger, after: Ledger) -> None:
+        if self.conflicts:
+            self.conflicts -= 1
+            raise Raced("injected")
+        if before.version != self.ledger_row.version:
+            raise Raced("the ledger moved")
+        self.ledger_row = after
+        self.writes += 1
+
+    def quotas(self) -> Quotas:
+        return self.quota_rows
+
+    def put_quota(self, kind: str, name: str, quota: Quota) -> None:
+        known = self.quota_rows
+        changed = {f"{kind}s": {**getattr(known, f"{kind}s"), name: quota}}
+        self.quota_rows = replace(known, **changed)
 
     def put_wait(self, item: WaitItem) -> None:
         self.wait_items[item.job, item.wait] = item
@@ -148,6 +189,9 @@ class FakeStore:
     def waiting(self, team: str) -> list[str]:
         waiting = [job for job in self.rows.values() if job.team == team and job.dispatchable]
         return [job.id for job in sorted(waiting, key=lambda job: job.rank) if job.id not in self.stale]
+
+    def line(self, team: str) -> list[Waiter]:
+        return [self.lag.get(job_id) or Waiter.of(self.rows[job_id]) for job_id in self.waiting(team)]
 
     def alive(self) -> list[str]:
         return [job.id for job in self.rows.values() if job.attempt_open and job.id not in self.stale]

@@ -161,7 +161,7 @@ def test_after_a_silence_a_lost_member_ends_the_wait_and_a_whole_fleet_does_not(
 def test_a_queued_job_is_started_once_however_often_it_is_dispatched(ports: FakePorts) -> None:
     job = ports.holding(b.a_job())
     for _ in range(3):
-        dispatch(["research"], ports)
+        dispatch(ports)
     assert ports.store.rows[job.id].attempt == 1
     assert list(ports.workflow.executions) == [f"{job.id}-1"]
 
@@ -169,15 +169,15 @@ def test_a_queued_job_is_started_once_however_often_it_is_dispatched(ports: Fake
 def test_a_job_waits_until_its_pools_may_be_asked_again(ports: FakePorts) -> None:
     job = ports.holding(b.after(b.a_running_job(), b.lost(), b.closed()))
     ports.holding(replace(job, not_before=ports.clock() + 60))
-    assert dispatch(["research"], ports) == []
+    assert dispatch(ports) == []
     ports.clock.step(61)
-    assert dispatch(["research"], ports) == [job.id]
+    assert dispatch(ports) == [job.id]
 
 
 def test_a_job_that_waited_too_long_fails_and_says_why(ports: FakePorts) -> None:
     job = ports.holding(b.a_job(wait_s=10))
     ports.clock.step(11)
-    dispatch(["research"], ports)
+    dispatch(ports)
     assert ports.store.rows[job.id].phase is Phase.FAILED
     assert "limits.wait_s = 10" in ports.store.rows[job.id].reason
 
@@ -185,7 +185,7 @@ def test_a_job_that_waited_too_long_fails_and_says_why(ports: FakePorts) -> None
 def test_an_execution_name_that_was_used_up_closes_the_attempt(ports: FakePorts) -> None:
     job = ports.holding(b.a_job())
     ports.workflow.executions[f"{job.id}-1"] = "ABORTED"
-    dispatch(["research"], ports)
+    dispatch(ports)
     assert ports.store.rows[job.id].dispatchable
     assert ports.store.rows[job.id].attempt == 1
 
@@ -507,7 +507,7 @@ def a_lost_job(ports: FakePorts, **changes: Any) -> Job:
 
 def closed_and_dispatched(ports: FakePorts, job: Job) -> Job:
     close_attempt(job.id, job.attempt, ports)
-    assert dispatch(["research"], ports) == [job.id]
+    assert dispatch(ports) == [job.id]
     return ports.store.rows[job.id]
 
 
@@ -560,7 +560,7 @@ def test_survivors_wait_for_the_missing_node_then_shrink_to_min_nodes(ports: Fak
     assert ports.fleets.live == [b.LEADER]
     close_attempt(job.id, 2, ports)
     ports.clock.step(700)
-    dispatch(["research"], ports)
+    dispatch(ports)
     assert launch(ports, attempt=3) == "launched"
     assert ports.store.rows[job.id].gang == 1
     assert "(of 2 wanted)" in ports.store.rows[job.id].stage
@@ -626,7 +626,7 @@ def test_pause_saves_first_and_resume_may_change_the_number_of_nodes(ports: Fake
     record(b.saved(40, final=True), job.id, ports)
     close_attempt(job.id, 1, ports)
     assert ports.store.rows[job.id].phase is Phase.PAUSED
-    assert dispatch(["research"], ports) == []
+    assert dispatch(ports) == []
     obey(wish("resume", nodes=4), ports)
     resumed = ports.store.rows[job.id]
     assert (resumed.phase, resumed.nodes, resumed.dispatchable) == (Phase.QUEUED, 4, True)

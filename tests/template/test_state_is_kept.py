@@ -3,6 +3,8 @@
 import deployed
 import pytest
 
+from holdfast.adapters.job_table import WAITING_CARRIES
+
 TABLES = deployed.resources("AWS::DynamoDB::Table")
 BUCKET = deployed.resources("AWS::S3::Bucket")["CheckpointBucket"]
 
@@ -22,7 +24,7 @@ def test_a_table_can_be_restored_cannot_be_deleted_and_is_encrypted(name):
     assert TABLES[name]["BillingMode"] == "PAY_PER_REQUEST"
 
 
-def test_the_jobs_table_has_the_three_indexes_of_keys_only():
+def test_the_jobs_table_has_three_indexes_and_only_the_waiting_one_carries_more_than_keys():
     indexes = {
         index["IndexName"]: tuple(key["AttributeName"] for key in index["KeySchema"])
         for index in TABLES["JobsTable"]["GlobalSecondaryIndexes"]
@@ -32,10 +34,12 @@ def test_the_jobs_table_has_the_three_indexes_of_keys_only():
         "alive": ("alive_shard", "pk"),
         "ended": ("ended_team", "ended_at"),
     }
-    assert all(
-        index["Projection"] == {"ProjectionType": "KEYS_ONLY"}
-        for index in TABLES["JobsTable"]["GlobalSecondaryIndexes"]
-    )
+    projections = {index["IndexName"]: index["Projection"] for index in TABLES["JobsTable"]["GlobalSecondaryIndexes"]}
+    assert projections == {
+        "waiting": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(WAITING_CARRIES)},
+        "alive": {"ProjectionType": "KEYS_ONLY"},
+        "ended": {"ProjectionType": "KEYS_ONLY"},
+    }
 
 
 def test_the_stream_shows_a_row_before_and_after():

@@ -9,24 +9,30 @@ FLEET#<fleet>    INTENT             what may exist in EC2 because of us
 TEAMS            <team>             teams that ever sent a job
 SUSPECT          <instance>         seen by a sweep without an owner
 CLAIM            <name>             taken by one caller until a time
+LEDGER           ROW                what is in flight, used and held; versioned
+QUOTA            TEAM#<team>        what a team may have in flight, MARKET#<market> likewise; set by the operator
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
 from holdfast.adapters.aws_errors import CONDITION_FAILED, code_of, raced
 from holdfast.adapters.items import from_item, to_item
+from holdfast.domain.because import Because
 from holdfast.domain.errors import Raced, Unavailable, UnknownJob
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.keys import event_name
+from holdfast.domain.ledger import Ledger, Quota, Quotas
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership
+from holdfast.domain.queueing import Waiter
 from job_contract.orders import Roster, Wait, WaitItem, orders_key, roster_key, spec_key, wait_key
 from job_contract.spec import JobSpec
 from job_contract.version import build, decode, encode, plain
@@ -38,6 +44,12 @@ KEEP_S = 35 * 86400
 
 ALIVE_SHARDS = 8
 EVENT_PREFIX = "EVENT#"
+
+WAITING_CARRIES = tuple(sorted({known.name for known in fields(Waiter)} - {"id", "team", "attempt_open"}))
+"""What the index `waiting` projects besides its keys, so that a dispatch reads no row it does not start."""
+
+LINE_PAGE = 400
+"""Jobs of one team that one dispatch looks at; the others stand in line behind them."""
 
 
 class JobTable:
@@ -89,7 +101,7 @@ class JobTable:
         row = next((item for item in items if item["sk"] == "ROW"), None)
         return (build(Job, row) if row else None), any(item["sk"] != "ROW" for item in items)
 
-    def save(self, before: Job, after: Job, event: Event, key: str) -> None:
+    def save(self, before: Job, after: Job, event: Event, key: str, ledger: Ledger | None = None) -> None:
         row = {
             "Put": {
                 "TableName": self.jobs,
@@ -101,12 +113,32 @@ class JobTable:
         writes = [self._put(self.jobs, _history(before, after, event, key), new=True), row]
         if after.generation != before.generation:
             writes.append(self._put(self.orders, {"key": orders_key(after.id), **encode(orders_for(after, event.at))}))
+        if after.reserved != before.reserved:
+            base = self.ledger() if ledger is None else ledger
+            writes.append({"Put": self._ledger_put(base, base.moved(before, after, event.at))})
         try:
             self.client.transact_write_items(TransactItems=writes)
         except ClientError as error:
             if raced(error):
-                raise Raced(f"{after.id} moved past version {before.version}") from error
+                raise Raced(f"{after.id} moved past version {before.version}, or the ledger did") from error
             raise
+
+    def explain(self, job: Waiter, because: Because) -> bool:
+        # The version stays: a reason is no change of the job, and must not race with one.
+        try:
+            self.client.update_item(
+                TableName=self.jobs,
+                Key=to_item(_key(f"JOB#{job.id}", "ROW")),
+                UpdateExpression="SET #waiting = :because",
+                ConditionExpression="version = :version AND attribute_exists(waiting_team)",
+                ExpressionAttributeNames={"#waiting": "waiting"},
+                ExpressionAttributeValues=to_item({":because": plain(because), ":version": job.version}),
+            )
+        except ClientError as error:
+            if raced(error):
+                return False
+            raise
+        return True
 
     def history(self, job_id: str) -> list[dict[str, Any]]:
         """Return what happened to the job, oldest first."""
@@ -114,6 +146,37 @@ class JobTable:
             self.jobs, "pk = :pk AND begins_with(sk, :sk)", {":pk": f"JOB#{job_id}", ":sk": EVENT_PREFIX}
         )
         return sorted(items, key=lambda item: (item["version"], item["at"]))
+
+    # -- the ledger ------------------------------------------------------------------------------------------------
+
+    def ledger(self) -> Ledger:
+        item = self._get(self.jobs, _key("LEDGER", "ROW"))
+        return build(Ledger, item) if item else Ledger()
+
+    def put_ledger(self, before: Ledger, after: Ledger) -> None:
+        try:
+            self.client.put_item(**self._ledger_put(before, after))
+        except ClientError as error:
+            if raced(error):
+                raise Raced(f"the ledger moved past version {before.version}") from error
+            raise
+
+    def _ledger_put(self, before: Ledger, after: Ledger) -> dict[str, Any]:
+        return {
+            "TableName": self.jobs,
+            "Item": to_item({**_key("LEDGER", "ROW"), **plain(after)}),
+            "ConditionExpression": "version = :before" if before.version else "attribute_not_exists(pk)",
+            **({"ExpressionAttributeValues": to_item({":before": before.version})} if before.version else {}),
+        }
+
+    def quotas(self) -> Quotas:
+        items = self._query(self.jobs, "pk = :pk", {":pk": "QUOTA"}, ConsistentRead=True)
+        known = {item["sk"]: build(Quota, item) for item in items}
+        return Quotas(teams=_of_kind(known, "TEAM#"), markets=_of_kind(known, "MARKET#"))
+
+    def put_quota(self, kind: str, name: str, quota: Quota) -> None:
+        item = {**_key("QUOTA", f"{kind.upper()}#{name}"), **plain(quota)}
+        self.client.put_item(TableName=self.jobs, Item=to_item(item))
 
     # -- what nodes and waiting states read ------------------------------------------------------------------------
 
@@ -268,6 +331,17 @@ class JobTable:
     def waiting(self, team: str) -> list[str]:
         return self._ids("waiting", "waiting_team = :key", team)
 
+    def line(self, team: str) -> list[Waiter]:
+        page = self.client.query(
+            TableName=self.jobs,
+            IndexName="waiting",
+            KeyConditionExpression="waiting_team = :team",
+            ExpressionAttributeValues=to_item({":team": team}),
+            Limit=LINE_PAGE,
+        )
+        rows = [from_item(item) for item in page["Items"]]
+        return [build(Waiter, {**row, "id": row["pk"].removeprefix("JOB#"), "team": team}) for row in rows]
+
     def alive(self) -> list[str]:
         return [job for shard in range(ALIVE_SHARDS) for job in self._ids("alive", "alive_shard = :key", shard)]
 
@@ -359,9 +433,21 @@ def row_of(job: Job) -> dict[str, Any]:
 
 
 def job_of(image: Mapping[str, Any]) -> Job | None:
-    """Return the job in a stream record's image, None when there is none or it is not a row."""
+    """Return the job in a stream record's image, None when there is none or it is not a job's row."""
     row = from_item(image)
-    return build(Job, row) if row.get("sk") == "ROW" else None
+    is_job = row.get("sk") == "ROW" and row["pk"].startswith("JOB#")
+    return build(Job, row) if is_job else None
+
+
+def wakes_dispatch(change: Mapping[str, Any]) -> bool:
+    """Return whether a stream record's change may let a job start: a row that moved and waits, a freed place, a quota.
+
+    The reason that a dispatch writes into a row moves no version, so a dispatch never wakes the next one.
+    """
+    old, new = from_item(change.get("OldImage", {})), from_item(change.get("NewImage", {}))
+    if new.get("pk") == "LEDGER":
+        return bool(new["freed"] > old.get("freed", 0))
+    return "waiting_team" not in new or new.get("version") != old.get("version")
 
 
 def _history(before: Job, after: Job, event: Event, key: str) -> dict[str, Any]:
@@ -377,6 +463,10 @@ def _history(before: Job, after: Job, event: Event, key: str) -> dict[str, Any]:
         "version": after.version,
         "detail": detail,
     }
+
+
+def _of_kind(known: Mapping[str, Quota], prefix: str) -> dict[str, Quota]:
+    return {name.removeprefix(prefix): quota for name, quota in known.items() if name.startswith(prefix)}
 
 
 def _key(pk: str, sk: str) -> dict[str, str]:

@@ -1,41 +1,140 @@
-"""Starts attempts of the jobs that wait."""
+"""Starts attempts of the jobs that wait, and writes down why the others do not start.
+
+Reads of one look: the teams, the quotas, the ledger, one page of the index a team, and the chosen rows in one batch.
+Two looks at once are safe: a start holds only while the ledger is the one that was decided on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+import time
 
 from holdfast.application.ports import Ports
-from holdfast.application.record import record
+from holdfast.application.record import begin, record
 from holdfast.application.release import close_attempt
-from holdfast.domain.errors import ExecutionOver
-from holdfast.domain.events import AttemptStarted, GaveUp
+from holdfast.domain.because import IN_LINE, Because
+from holdfast.domain.errors import ExecutionOver, Raced
+from holdfast.domain.events import AttemptStarted, GaveUp, PlaceWanted
 from holdfast.domain.job import Job
+from holdfast.domain.ledger import Ledger
+from holdfast.domain.queueing import MOST_STARTS, Decision, Waiter, order
+
+MOST_LOOKS = 4
+"""After a race, or after as many starts as one look may make, the line is looked at again; then the tick goes on."""
+
+MOST_REASONS = 100
+"""Reasons written in one dispatch, at about 8 ms each; the others follow with the next."""
+
+LONGEST_PAUSE_S = 0.2
 
 
-def dispatch(teams: Iterable[str], ports: Ports) -> list[str]:
-    """Every dispatchable job of these teams whose time has come is launching; returns their ids.
+def dispatch(ports: Ports) -> list[str]:
+    """Every job that may start has its attempt started; returns their ids.
 
-    An execution of that name may have ended already (a start that was repeated late): then the attempt is closed.
+    Jobs that waited past their limit have failed, running jobs that are to make room are asked to save, and every
+    waiting job whose reason is another one than before has it in its row.
     """
-    started = []
-    for team in teams:
-        for job_id in ports.store.waiting(team):
-            job = ports.store.load(job_id)
-            if job is None or not job.dispatchable or job.not_before > ports.clock():
+    return Dispatch(ports).run()
+
+
+class Dispatch:
+    """`started`: begun now, in order. `set_aside`: not to be tried again in this dispatch."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.started: list[str] = []
+        self.set_aside: set[str] = set()
+
+    def run(self) -> list[str]:
+        for look in range(MOST_LOOKS):
+            if self._look(last=look == MOST_LOOKS - 1):
+                break
+        return self.started
+
+    def _look(self, *, last: bool) -> bool:
+        """Act on one decision; False when there is reason to look again."""
+        store, now = self.ports.store, self.ports.clock()
+        quotas, ledger = store.quotas(), store.ledger()
+        waiting = [job for team in store.teams() for job in store.line(team) if job.id not in self.set_aside]
+        decision = order(waiting, ledger=ledger, quotas=quotas, now=now)
+        late = [job.id for job in waiting if _may_be_late(job, now)][:MOST_STARTS]
+        # The index may be stale: what is acted on is read strongly, in one batch.
+        rows = {job.id: job for job in store.load_all(sorted({*decision.starts, *late}))}
+        self._give_up(late, rows)
+        try:
+            self._start(decision, {job.id: job for job in waiting}, rows, ledger)
+        except Raced:
+            time.sleep(random.uniform(0, LONGEST_PAUSE_S))
+            return False
+        if len(decision.starts) >= MOST_STARTS and not last:
+            return False
+        self._ask_for_room(decision)
+        self._explain(waiting, decision)
+        return True
+
+    def _start(self, decision: Decision, seen: dict[str, Waiter], rows: dict[str, Job], ledger: Ledger) -> None:
+        for job_id in decision.starts:
+            job, now = rows.get(job_id), self.ports.clock()
+            if job_id in self.set_aside or job is None or not _as_seen(job, seen[job_id], now):
                 continue
-            if _waited_out(job, ports.clock()):
-                reason = f"limits.wait_s = {job.wait_s} passed before training could start"
-                record(GaveUp(at=ports.clock(), reason=reason), job_id, ports)
-                continue
-            event = AttemptStarted(at=ports.clock(), attempt=job.attempt + 1)
+            event = AttemptStarted(at=now, attempt=job.attempt + 1, reserved=seen[job_id].wanted)
+            self.set_aside.add(job_id)
             try:
-                record(event, job_id, ports)
+                after = begin(job, event, ledger, self.ports)
             except ExecutionOver:
-                close_attempt(job_id, event.attempt, ports, cause="name was used")
+                # That name was used up by a start that was repeated late.
+                close_attempt(job_id, event.attempt, self.ports, cause="name was used")
+                raise Raced(f"the place of {job_id} was given back") from None
+            except Raced:
+                self.set_aside.discard(job_id)
+                raise
+            if after is not job:
+                ledger = ledger.moved(job, after, event.at)
+                self.started.append(job_id)
+
+    def _give_up(self, late: list[str], rows: dict[str, Job]) -> None:
+        for job_id in late:
+            job, now = rows.get(job_id), self.ports.clock()
+            if job is None or not job.dispatchable or not _waited_out(job, now):
                 continue
-            started.append(job_id)
-    return started
+            self.set_aside.add(job_id)
+            reason = f"limits.wait_s = {job.wait_s} passed before training could start"
+            record(GaveUp(at=now, reason=reason), job_id, self.ports)
+
+    def _ask_for_room(self, decision: Decision) -> None:
+        for asked in decision.preempt:
+            event = PlaceWanted(at=self.ports.clock(), attempt=asked.attempt, by=asked.by, cause="preemption")
+            record(event, asked.victim, self.ports)
+
+    def _explain(self, waiting: list[Waiter], decision: Decision) -> None:
+        """Write reasons that changed: those of heads first, for the next decision rests on them."""
+        now, left = self.ports.clock(), MOST_REASONS
+        for job in sorted(waiting, key=lambda job: job.id not in decision.promised):
+            because = decision.because.get(job.id)
+            if because is None or job.id in self.set_aside or not _is_news(job.waiting, because, now):
+                continue
+            if not left:
+                return
+            left -= self.ports.store.explain(job, because)
+
+
+def _may_be_late(job: Waiter, now: float) -> bool:
+    return job.step == 0 and now - job.submitted_at > job.wait_s
 
 
 def _waited_out(job: Job, now: float) -> bool:
     return job.saved is None and now - job.submitted_at > job.wait_s
+
+
+def _as_seen(job: Job, seen: Waiter, now: float) -> bool:
+    """True when the row still is what was decided on."""
+    timely = job.not_before <= now and not _waited_out(job, now)
+    return job.dispatchable and timely and Waiter.of(job).wanted == seen.wanted
+
+
+def _is_news(known: Because | None, because: Because, now: float) -> bool:
+    """True for another code or head, and for a time that has passed: few writes, and nothing that is plainly untrue."""
+    known = known or IN_LINE
+    if (known.code, known.head_since) != (because.code, because.head_since):
+        return True
+    return known.until is not None and known.until < now and known.until != because.until

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from holdfast.domain.because import Because
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
+from holdfast.domain.ledger import Ledger, Quota, Quotas
 from holdfast.domain.ownership import FleetIntent, Instance, Node
 from holdfast.domain.placement import Candidate
+from holdfast.domain.queueing import Waiter
 from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
@@ -44,8 +47,27 @@ class JobStore(Protocol):
     def load_for(self, job_id: str, key: str) -> tuple[Job | None, bool]:
         """Return the row and whether the dedup key was seen, read strongly."""
 
-    def save(self, before: Job, after: Job, event: Event, key: str) -> None:
-        """Write dedup key, row and changed orders in one transaction. Raises Raced when any of it moved meanwhile."""
+    def save(self, before: Job, after: Job, event: Event, key: str, ledger: Ledger | None = None) -> None:
+        """Write dedup key, row, changed orders, and the ledger where the job's place changed, in one transaction.
+
+        `ledger` is what a decision rests on; without it the newest is read and moved. Raises Raced when any of it
+        moved meanwhile.
+        """
+
+    def explain(self, job: Waiter, because: Because) -> bool:
+        """Write why the job waits, and nothing else of the row; False when the row has moved on."""
+
+    def ledger(self) -> Ledger:
+        """Return the ledger, read strongly."""
+
+    def put_ledger(self, before: Ledger, after: Ledger) -> None:
+        """Replace the ledger. Raises Raced when it moved meanwhile."""
+
+    def quotas(self) -> Quotas:
+        """Return all quotas, in one read."""
+
+    def put_quota(self, kind: str, name: str, quota: Quota) -> None:
+        """Set the quota of a team or a market; `kind` is team or market."""
 
     def put_wait(self, item: WaitItem) -> None: ...
 
@@ -90,6 +112,9 @@ class JobStore(Protocol):
 
     def waiting(self, team: str) -> list[str]:
         """Return ids of dispatchable jobs, best rank first; an index, so possibly stale."""
+
+    def line(self, team: str) -> list[Waiter]:
+        """Return the best placed dispatchable jobs of the team, one page; an index, so possibly stale."""
 
     def alive(self) -> list[str]:
         """Return ids of jobs with an open attempt; an index, so possibly stale."""

@@ -10,6 +10,7 @@ from holdfast.domain.errors import Raced, UnknownJob
 from holdfast.domain.events import AttemptStarted, Event
 from holdfast.domain.job import Job
 from holdfast.domain.keys import dedup_key
+from holdfast.domain.ledger import Ledger
 from holdfast.domain.obligations import answer_for
 from holdfast.domain.phase import Phase
 from holdfast.domain.transitions import advance
@@ -44,10 +45,26 @@ def record(event: Event, job_id: str, ports: Ports) -> Job:
                 raise
             time.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    _do_what_is_owed(after, event, ports)
+    return after
+
+
+def begin(job: Job, event: AttemptStarted, ledger: Ledger, ports: Ports) -> Job:
+    """Start an attempt on the strength of this row and this ledger; the same job when it may not be started.
+
+    One try: when either has moved, the decision behind it is void, so Raced is for the caller to decide anew.
+    """
+    after = advance(job, event)
+    if after is not job:
+        ports.store.save(job, after, event, dedup_key(event), ledger)
+        _do_what_is_owed(after, event, ports)
+    return after
+
+
+def _do_what_is_owed(after: Job, event: Event, ports: Ports) -> None:
     settle(after, ports)
     if isinstance(event, AttemptStarted) and after.attempt == event.attempt and after.phase is Phase.LAUNCHING:
-        ports.workflow.start(job_id, event.attempt)
-    return after
+        ports.workflow.start(after.id, event.attempt)
 
 
 def settle(job: Job, ports: Ports) -> None:

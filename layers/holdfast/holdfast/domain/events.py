@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.domain.ledger import Reserved
 from job_contract.checkpoint_layout import SavePointer
 from job_contract.orders import ResumeFrom
 
@@ -21,7 +22,9 @@ class AttemptEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptStarted(AttemptEvent):
-    """The job was chosen; an execution of the run machine is owed."""
+    """The job was chosen; an execution of the run machine is owed. `reserved`: its place in the ledger."""
+
+    reserved: Reserved | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,13 @@ class InterruptionNoticed(AttemptEvent):
 
     instance: str
     deadline_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceWanted(AttemptEvent):
+    """An urgent job may have this one's place, once this one has committed a save."""
+
+    by: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.domain.because import Because
+from holdfast.domain.ledger import Reserved
 from holdfast.domain.phase import ENDED, WAITING, Intent, Phase
 from job_contract.checkpoint_layout import SavePointer, parse_save_name
 from job_contract.orders import ResumeFrom
@@ -62,6 +64,8 @@ class Job:
     min_nodes: int = 1
     budget_usd: float | None = None
     report_s: float = 300.0
+    vcpus_per_node: int = 0
+    gpus_per_node: int = 0
 
     phase: Phase = Phase.QUEUED
     phase_at: float
@@ -89,6 +93,8 @@ class Job:
     doomed: tuple[str, ...] = ()
     deadline_at: float | None = None
     not_before: float = 0.0
+    reserved: Reserved | None = None
+    waiting: Because | None = None
 
     save_asked_at: float | None = None
     asked_generation: int | None = None
@@ -132,6 +138,11 @@ class Job:
         """Seconds that the job has had its ranks, all attempts together."""
         started = self.roster_at if self.attempt_open else None
         return self.trained_s + (now - started if started else 0.0)
+
+    @property
+    def yields(self) -> bool:
+        """True when the job is to give its place up once its next save is committed."""
+        return self.reserved is not None and self.reserved.yields_to is not None
 
     @property
     def rank(self) -> float:

@@ -22,6 +22,7 @@ from holdfast.domain.events import (
     MovePlanned,
     OrderHeard,
     PauseRequested,
+    PlaceWanted,
     PriorityChanged,
     ResumeRequested,
     RetryRequested,
@@ -55,6 +56,11 @@ def _(event: FleetIntended | FleetBought) -> str:
 @_detail.register
 def _(event: InterruptionNoticed) -> str:
     return event.instance
+
+
+@_detail.register
+def _(event: PlaceWanted) -> str:
+    return event.by
 
 
 @_detail.register

@@ -28,7 +28,7 @@ def action_for(job: Job) -> Action:
         return Action.WAIT if job.intent is Intent.RUN else Action.RELEASE
     if job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING) or job.intent is not Intent.RUN:
         return Action.CHECKPOINT_STOP
-    if trains(job) and job.asked_generation is not None:
+    if (trains(job) and job.asked_generation is not None) or (job.yields and job.phase is Phase.RUNNING):
         return Action.CHECKPOINT
     return Action.RUN
 

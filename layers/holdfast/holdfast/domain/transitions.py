@@ -31,6 +31,7 @@ from holdfast.domain.events import (
     MovePlanned,
     OrderHeard,
     PauseRequested,
+    PlaceWanted,
     PriorityChanged,
     ResumeRequested,
     RetryRequested,
@@ -62,6 +63,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     GateRefused: {L: S, S: S},
     TrainingStarted: AT_WORK,
     InterruptionNoticed: {L: N, R: N, N: N, C: C, S: S},
+    PlaceWanted: {L: L, R: R, N: N, C: C, S: S},
     OrderHeard: {L: L, R: R, N: C, C: C, S: S},
     CheckpointSaved: AT_WORK,
     FleetLost: ENDS_ATTEMPT,
@@ -121,6 +123,8 @@ def _stamp(before: Job, after: Job, event: Event) -> Job:
         changes["news"] = before.news + 1
     if after.over is not before.over:
         changes["ended_at"] = event.at if after.over else None
+    if after.waiting is not None and not after.dispatchable:
+        changes["waiting"] = None
     return replace(after, **changes)
 
 
@@ -169,6 +173,7 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         move_by_at=None,
         move_after_save_at=None,
         step_at_attempt_start=job.durable_step,
+        reserved=event.reserved,
     )
 
 
@@ -238,6 +243,19 @@ def _interruption_noticed(job: Job, event: InterruptionNoticed, target: Phase) -
     return replace(noticed, phase=target, stage="saving before the deadline", reason=reason)
 
 
+def _place_wanted(job: Job, event: PlaceWanted, target: Phase) -> Job:
+    """Ask for a save and go on training; without ranks there is nothing to save, and the place is free at once."""
+    if job.phase not in (L, R) or job.intent is not Intent.RUN or job.reserved is None or job.yields:
+        return job
+    asked = replace(job, reserved=replace(job.reserved, yields_to=event.by))
+    return _place_given(asked) if job.roster_id is None else asked
+
+
+def _place_given(job: Job) -> Job:
+    by = job.reserved.yields_to if job.reserved is not None else ""
+    return replace(job, phase=S, stage="releasing machines", reason=f"gave its place to {by}, which is urgent")
+
+
 def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
     return replace(job, phase=target)
 
@@ -245,6 +263,8 @@ def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
 def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
     remembered = _answered(_remember(job, event), event)
     step = max(job.step, event.pointer.step)
+    if job.yields and job.phase is R and remembered is not job and event.attempt == job.attempt:
+        return _place_given(replace(remembered, step=step))
     if not event.final or job.phase is S:
         stage = "training" if target is R else job.stage
         return replace(remembered, phase=target, step=step, stage=stage)
@@ -275,7 +295,8 @@ def _failed(job: Job, event: Failed, target: Phase) -> Job:
 
 
 def _gave_up(job: Job, event: GaveUp, target: Phase) -> Job:
-    return replace(job, phase=target, stage="releasing machines", reason=event.reason)
+    given_up = replace(job, phase=target, stage="releasing machines", reason=event.reason)
+    return given_up if job.attempt_open else replace(given_up, stage="", reserved=None)
 
 
 def _limit_passed(job: Job, event: LimitPassed, target: Phase) -> Job:
@@ -297,7 +318,7 @@ def _pause_requested(job: Job, event: PauseRequested, target: Phase) -> Job:
 def _stopped(job: Job, phase: Phase) -> Job:
     """At once where nothing runs, else checkpoint first: the closing of the attempt reads the intent."""
     if not job.attempt_open:
-        return replace(job, phase=phase, stage="", reason=f"{phase} while it had no machines at work")
+        return replace(job, phase=phase, stage="", reason=f"{phase} while it had no machines at work", reserved=None)
     return replace(job, stage="saving before the end" if job.roster_id else "releasing machines")
 
 
@@ -372,6 +393,8 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         charged=charged,
         node_seconds=round(node_seconds, 1),
         trained_s=round(job.trained_for_s(event.at), 1),
+        # Held survivors keep their part of the place.
+        reserved=job.reserved.of_nodes(len(job.held)) if job.reserved and job.held else None,
     )
     if closed.phase in ENDED:
         return replace(closed, stage="")
@@ -449,6 +472,7 @@ RULES: Mapping[type[Event], Rule] = {
     GateRefused: _refused,
     TrainingStarted: _training_started,
     InterruptionNoticed: _interruption_noticed,
+    PlaceWanted: _place_wanted,
     OrderHeard: _order_heard,
     CheckpointSaved: _checkpoint_saved,
     FleetLost: _fleet_lost,

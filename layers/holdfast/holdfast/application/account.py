@@ -1,0 +1,93 @@
+"""What the operator does to the queue as a whole: hold, unhold, quotas, and the repair of the ledger."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from holdfast.application.ports import Ports
+from holdfast.domain.errors import Raced, Rejected
+from holdfast.domain.ledger import ALL_TEAMS, Ledger, Quota
+
+TRIES = 20
+LONGEST_PAUSE_S = 0.5
+TEAM = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+
+
+def hold(scope: str, ports: Ports, *, by: str = "") -> bool:
+    """No job of the scope (`all`, or a team) is started any more; running ones go on. False when it was held already.
+
+    Raises Rejected for a scope that is no team's name.
+    """
+    name = _scope(scope)
+    return _changed(lambda ledger: ledger.held(name, ports.clock(), by), ports)
+
+
+def unhold(scope: str, ports: Ports) -> bool:
+    """The hold on the scope is gone, and the dispatcher woken; False when there was none.
+
+    A hold on `all` and one on a team stand side by side: each is taken away by its own unhold.
+    """
+    name = _scope(scope)
+    return _changed(lambda ledger: ledger.unheld(name), ports)
+
+
+def set_quota(kind: str, name: str, quota: Quota, ports: Ports) -> None:
+    """The quota stands from the next dispatch on; what is in flight already stays. Raises Rejected."""
+    if kind not in ("team", "market"):
+        raise Rejected("bad_quota", f"there are quotas of a team and of a market, none of a {kind!r}")
+    amounts = {unit: getattr(quota, unit) for unit in ("nodes", "vcpus", "gpus")}
+    for unit, amount in amounts.items():
+        if amount is not None and amount < 0:
+            raise Rejected("bad_quota", f"{unit} is {amount}; give a number from 0 up, or leave it out for no limit")
+    if not 0 < quota.weight <= 1_000_000:
+        raise Rejected("bad_quota", f"weight is {quota.weight}; give a number above 0 and at most 1000000")
+    ports.store.put_quota(kind, name, quota)
+
+
+def repair_ledger(ports: Ports) -> list[str]:
+    """Places are gone whose job's row holds none; returns those jobs.
+
+    Row and ledger move in one transaction, so there is nothing to find unless somebody wrote by hand. The ledger is
+    read before the rows: a place that appears in between is not looked at, and one that goes moves the version, so that
+    this repair is left to the next one.
+    """
+    ledger = ports.store.ledger()
+    rows = {job.id: job for job in ports.store.load_all([place.job for place in ledger.in_flight])}
+    stale = {place.job for place in ledger.in_flight if place.job not in rows or rows[place.job].reserved is None}
+    if not stale:
+        return []
+    try:
+        ports.store.put_ledger(ledger, ledger.without(stale, ports.clock()))
+    except Raced:
+        return []
+    return sorted(stale)
+
+
+def _changed(change: Callable[[Ledger], Ledger], ports: Ports) -> bool:
+    """Apply the change to the newest ledger; False when it changes nothing. Raises Raced after many lost races."""
+    for tries_left in reversed(range(TRIES)):
+        before = ports.store.ledger()
+        after = change(before)
+        if after is before:
+            return False
+        try:
+            ports.store.put_ledger(before, replace(after, version=before.version + 1))
+        except Raced:
+            if not tries_left:
+                raise
+            time.sleep(random.uniform(0, LONGEST_PAUSE_S))
+            continue
+        return True
+    return False
+
+
+def _scope(scope: str) -> str:
+    if scope == "all":
+        return ALL_TEAMS
+    if not TEAM.fullmatch(scope):
+        raise Rejected("bad_scope", f"{scope!r} is neither `all` nor the name of a team (a-z, 0-9 and -)")
+    return scope
