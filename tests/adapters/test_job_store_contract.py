@@ -14,7 +14,7 @@ from moto import mock_aws
 from holdfast.adapters.items import from_item, to_item
 from holdfast.adapters.job_table import JobTable, job_of, row_of
 from holdfast.application.ports import JobStore
-from holdfast.domain.errors import Raced
+from holdfast.domain.errors import Raced, Rejected
 from holdfast.domain.keys import dedup_key
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
 from holdfast.messages.acceptance import read_acceptance
@@ -226,3 +226,29 @@ def test_conflicts_that_moto_never_makes_are_races_too(
     monkeypatch.setattr(client, "transact_write_items", cancelled)
     with pytest.raises(expected):
         moved(table, job, b.started())
+
+
+def a_template(version: int, body: str = "{}") -> dict[str, Any]:
+    return {"name": "tiny", "version": version, "body": body}
+
+
+def test_a_template_is_found_by_version_and_the_newest_without_one(store: JobStore) -> None:
+    assert store.template("tiny", None) is None
+    for version in (9, 10, 2):
+        assert store.put_template(a_template(version))
+    newest, second = store.template("tiny", None), store.template("tiny", 2)
+    assert newest is not None
+    assert second is not None
+    assert (newest["version"], second["version"], second["body"]) == (10, 2, "{}")
+    assert (store.template("tiny", 3), store.template("other", None)) == (None, None)
+
+
+def test_a_version_of_a_template_never_changes(store: JobStore) -> None:
+    store.put_template(a_template(1))
+    assert not store.put_template(a_template(1))
+    with pytest.raises(Rejected) as caught:
+        store.put_template(a_template(1, '{"report_s": 5}'))
+    assert caught.value.code == "template_version_taken"
+    kept = store.template("tiny", 1)
+    assert kept is not None
+    assert kept["body"] == "{}"

@@ -43,6 +43,9 @@ class Job:
     attempts_limit: int
     run_s: int
     wait_s: int
+    min_nodes: int = 1
+    budget_usd: float | None = None
+    finish_by_at: float | None = None
 
     phase: Phase = Phase.QUEUED
     phase_at: float
