@@ -48,7 +48,7 @@ class Ec2:
     def live(self) -> list[Instance]:
         return [one for one in self.capacity.instances.values() if one.state in ("pending", "running")]
 
-    def answer(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
         match operation:
             case "CreateFleet":
                 return self._create_fleet(params)
@@ -63,6 +63,8 @@ class Ec2:
                         {"SubnetId": subnet, "AvailabilityZone": SUBNETS[subnet]} for subnet in params["SubnetIds"]
                     ]
                 }
+            case "DescribeInstanceTypes" | "DescribeInstanceTypeOfferings" | "DescribeSpotPriceHistory":
+                return None  # moto knows them
         raise ValueError(f"EC2 does not answer {operation} here")
 
     def take_back(self, instance: str) -> None:

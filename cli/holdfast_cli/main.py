@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,12 +11,15 @@ import typer
 from holdfast.domain.errors import UnknownJob
 from holdfast.domain.job import Job
 from holdfast.domain.phase import ENDED, Phase
-from holdfast.messages.acceptance import Acceptance, read_acceptance
+from holdfast.messages.acceptance import Acceptance
 from holdfast.messages.control_request import SCHEMA as CONTROL_SCHEMA
 from holdfast.messages.control_request import read_control
 from holdfast.messages.envelope import open_envelope
+from holdfast.messages.request_reference import reference_in
 from holdfast_cli import show
 from holdfast_cli.errors import UserError, told
+from holdfast_cli.files import text_of
+from holdfast_cli.plan import add_to, order_of, warned
 from holdfast_cli.stack import Sight, Stack
 
 POLL_S = 2.0
@@ -32,6 +33,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+add_to(app)
 
 StackName = Annotated[str, typer.Option("--stack", envvar="HOLDFAST_STACK", help="The CloudFormation stack.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -48,10 +51,12 @@ def submit(
     stack: StackName = "holdfast",
 ) -> None:
     """Send a job request and print the job's id."""
-    order, target = _order(_text(file), dedup_id), Stack(stack)
+    target = Stack(stack)
+    order, message = _order(text_of(file), dedup_id, target)
     job = order.job.id
-    _refuse_another_body(order, target)
-    message_id = target.send("RequestQueueUrl", order.request["body"])
+    if not _accepted(order, target):
+        warned(order, target)
+    message_id = target.send("RequestQueueUrl", message)
     if as_json:
         show.as_json_line({"job": job, "message_id": message_id})
     else:
@@ -129,28 +134,24 @@ def cancel(
         print(f"asked {job} to stop after a last save; `holdfast watch {job}` shows it")
 
 
-def _text(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
-    try:
-        return Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read: {error}; name a file of JSON, or - for standard input") from error
-
-
-def _order(text: str, dedup_id: str | None) -> Acceptance:
-    """Return the request as the supervisor will read it, so that a wrong one is refused before it is sent."""
+def _order(text: str, dedup_id: str | None, target: Stack) -> tuple[Acceptance, str]:
+    """Return the request as the supervisor will read it, and the message that is to be sent."""
     if dedup_id is not None:
         text = json.dumps({**open_envelope(text), "dedup_id": dedup_id})
-    return read_acceptance(text, now=time.time())
+    order = order_of(text, target)
+    plain = order.asked.template is None and reference_in(open_envelope(text)) is None
+    # A template or an address is the door's to follow, so that message leaves as it is.
+    return order, str(order.request["body"]) if plain else text
 
 
-def _refuse_another_body(order: Acceptance, target: Stack) -> None:
+def _accepted(order: Acceptance, target: Stack) -> bool:
+    """Return whether the same request was accepted before. Raises UserError when another one was."""
     known = target.table.request(order.job.id)
     if known is not None and known["body_sha256"] != order.request["body_sha256"]:
         raise UserError(
             f"{order.job.id} exists with another body under the same dedup_id; send the change under a new --dedup-id"
         )
+    return known is not None
 
 
 def _known(target: Stack, job: str) -> Sight:

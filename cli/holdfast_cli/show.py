@@ -52,7 +52,7 @@ def jobs_table(jobs: Sequence[Job], now: float) -> None:
         (job.id, job.team, Text(phase(job), style=COLORS.get(job.phase.value, "")), *_numbers(job, now), job.stage)
         for job in jobs
     )
-    _table(("JOB", "TEAM", "PHASE", "ATTEMPT", "STEP", "LAST SAVE", "AGE", "STAGE"), rows)
+    table(("JOB", "TEAM", "PHASE", "ATTEMPT", "STEP", "LAST SAVE", "AGE", "STAGE"), rows)
 
 
 def status(sight: Sight, now: float) -> None:
@@ -66,7 +66,7 @@ def history(items: Iterable[Mapping[str, Any]]) -> None:
     rows = (
         (clock_time(item["at"]), item["kind"], str(item["attempt"]), _change(item), clean(_why(item))) for item in items
     )
-    _table(("TIME (UTC)", "EVENT", "ATTEMPT", "PHASE", "CAUSE"), rows)
+    table(("TIME (UTC)", "EVENT", "ATTEMPT", "PHASE", "CAUSE"), rows)
 
 
 def line(sight: Sight, now: float) -> str:
@@ -155,7 +155,7 @@ def _fact(key: str, value: Any) -> str:
     return "" if value is False else f"{key} {value}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         table.add_column(head, no_wrap=head in WHOLE)

@@ -17,7 +17,7 @@ from holdfast.adapters.job_table import WAITING_CARRIES, JobTable, job_of, row_o
 from holdfast.application.dispatch import dispatch
 from holdfast.application.ports import JobStore
 from holdfast.domain.because import Because, Code
-from holdfast.domain.errors import Raced
+from holdfast.domain.errors import Raced, Rejected
 from holdfast.domain.keys import dedup_key
 from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
@@ -388,3 +388,29 @@ def test_many_rows_are_read_at_once_and_missing_ones_are_left_out(store: JobStor
     job = created(store)
     assert store.load_all(["nobody", job.id]) == [job]
     assert store.load_all([]) == []
+
+
+def a_template(version: int, body: str = "{}") -> dict[str, Any]:
+    return {"name": "tiny", "version": version, "body": body}
+
+
+def test_a_template_is_found_by_version_and_the_newest_without_one(store: JobStore) -> None:
+    assert store.template("tiny", None) is None
+    for version in (9, 10, 2):
+        assert store.put_template(a_template(version))
+    newest, second = store.template("tiny", None), store.template("tiny", 2)
+    assert newest is not None
+    assert second is not None
+    assert (newest["version"], second["version"], second["body"]) == (10, 2, "{}")
+    assert (store.template("tiny", 3), store.template("other", None)) == (None, None)
+
+
+def test_a_version_of_a_template_never_changes(store: JobStore) -> None:
+    store.put_template(a_template(1))
+    assert not store.put_template(a_template(1))
+    with pytest.raises(Rejected) as caught:
+        store.put_template(a_template(1, '{"report_s": 5}'))
+    assert caught.value.code == "template_version_taken"
+    kept = store.template("tiny", 1)
+    assert kept is not None
+    assert kept["body"] == "{}"

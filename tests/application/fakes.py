@@ -8,7 +8,8 @@ from typing import Any
 
 from holdfast.application.ports import Bought
 from holdfast.domain.because import Because
-from holdfast.domain.errors import ExecutionOver, Raced
+from holdfast.domain.catalogue import Offers
+from holdfast.domain.errors import ExecutionOver, Raced, Rejected, Unavailable
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, Quotas
@@ -59,6 +60,7 @@ class FakeStore:
     suspects: dict[str, float] = field(default_factory=dict)
     claims: dict[str, float] = field(default_factory=dict)
     writes: int = 0
+    templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
         if job.id in self.rows:
@@ -68,6 +70,17 @@ class FakeStore:
 
     def request(self, job_id: str) -> Mapping[str, Any] | None:
         return self.requests.get(job_id)
+
+    def put_template(self, template: Mapping[str, Any]) -> bool:
+        key = template["name"], template["version"]
+        new = key not in self.templates
+        if self.templates.setdefault(key, template)["body"] != template["body"]:
+            raise Rejected("template_version_taken", f"{key}")
+        return new
+
+    def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
+        known = [number for known, number in self.templates if known == name]
+        return self.templates.get((name, version if version is not None else max(known, default=0)))
 
     def load(self, job_id: str) -> Job | None:
         return self.rows.get(job_id)
@@ -317,12 +330,37 @@ class FakeOutbox:
         self.results[dedup_id] = message
 
 
+@dataclass
+class FakeCatalogue:
+    """What AWS offers: nothing is known until a test says so. `busy` calls fail first."""
+
+    known: Offers = field(default_factory=Offers)
+    busy: int = 0
+
+    def offers(self, instance_types: Sequence[str], market: str) -> Offers:
+        if self.busy:
+            self.busy -= 1
+            raise Unavailable("throttled")
+        return self.known
+
+
+@dataclass
+class FakeRequestFiles:
+    objects: dict[tuple[str, str], bytes] = field(default_factory=dict)
+
+    def read(self, bucket: str, key: str, *, limit_bytes: int) -> bytes:
+        if (bucket, key) not in self.objects:
+            raise Rejected("reference_not_found", f"s3://{bucket}/{key}")
+        return self.objects[bucket, key]
+
+
 class FakePorts:
     """The whole world, in memory."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store, self.workflow = FakeStore(), FakeWorkflow()
+        self.catalogue, self.request_files = FakeCatalogue(), FakeRequestFiles()
         self.fleets, self.checkpoints, self.outbox = FakeFleets(self.clock), FakeCheckpoints(), FakeOutbox()
 
     def holding(self, job: Job) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ OWN_IMAGE_SPEC = JobSpec(
     ranks_per_node=8,
     image=ImageSpec(uri="registry.example/train:1", command=("python", "-m", "mine")),
 )
+ENVIRONMENT_SPEC = replace(
+    SPEC,
+    spec_id="a24953e17438f672",
+    environment={"WANDB_PROJECT": "tiny", "GREETING": "$(touch PWNED); é"},
+    secrets={
+        "WANDB_API_KEY": "secretsmanager:arn:aws:secretsmanager:us-east-1:111122223333:secret:wandb-AbCdEf",
+        "HF_TOKEN": "ssm:/research/hf-token",
+    },
+)
 ORDER = {"job": JOB, "attempt": 2, "spec_id": SPEC.spec_id, "issued_at": AT}
 REPORT = {"job": JOB, "attempt": 2, "instance": NODE_0, "at": AT}
 SAVED = {
@@ -88,6 +98,7 @@ SAVED = {
 MESSAGES: dict[str, Any] = {
     "spec": SPEC,
     "spec-own-image": OWN_IMAGE_SPEC,
+    "spec-environment": ENVIRONMENT_SPEC,
     "orders-wait": orders.Orders(**ORDER, generation=3, action=orders.Action.WAIT),
     "orders-run": orders.Orders(
         **ORDER,

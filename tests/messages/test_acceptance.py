@@ -34,8 +34,8 @@ def test_the_stored_body_is_read_back_to_the_same_order() -> None:
     ("part", "field", "value"),
     [
         ("training", "data", {"uri": "s3://corpora/index.json"}),
-        ("training", "init_from", "s3://checkpoints/x"),
-        ("checkpoint", "resume_from", "s3://checkpoints/x"),
+        ("training", "init_from", "s3://checkpoints/teams/research/x"),
+        ("checkpoint", "resume_from", "s3://checkpoints/teams/research/x"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_its_field(part: str, field: str, value: Any) -> None:

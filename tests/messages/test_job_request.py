@@ -110,7 +110,8 @@ def test_what_is_left_out_gets_its_default() -> None:
         ({"training__seed": -1}, "bad_value", ["training.seed", "-1"]),
         ({"training__warmup_steps": 121}, "bad_value", ["training.warmup_steps", "121", "lower it"]),
         ({"training__micro_batch": 17}, "bad_value", ["training.micro_batch", "17", "global_batch 16"]),
-        ({"training__parallel": "tp"}, "bad_value", ["training.parallel", '"tp"', "ddp, fsdp or auto"]),
+        ({"training__parallel": "zero"}, "bad_value", ["training.parallel", '"zero"', "ddp, fsdp or auto"]),
+        ({"training__parallel": "tp"}, "unsupported_parallelism", ["training.parallel", "tp", "ddp, fsdp or auto"]),
         ({"training__precision": "fp8"}, "bad_value", ["training.precision", '"fp8"']),
         ({"training__model": {"preset": "huge"}}, "bad_value", ["training.model.preset", "tiny"]),
         ({"training__model": {}}, "bad_value", ["training.model", "lacks dim, layers", "preset"]),
@@ -119,15 +120,15 @@ def test_what_is_left_out_gets_its_default() -> None:
         ({"training__data__uri": "s3://corpora/x"}, "bad_value", ["training.data", "exactly one"]),
         ({"training__data": {"uri": "https://x/y"}}, "bad_value", ["training.data.uri", "s3://bucket/key"]),
         ({"training__data": {"corpus": "web"}}, "bad_value", ["training.data.corpus", '"web"', "stdlib"]),
-        ({"fleet__min_nodes": 3}, "bad_value", ["fleet.min_nodes", "3", "lower min_nodes or raise nodes"]),
+        ({"fleet__min_nodes": 3}, "min_nodes_above_nodes", ["fleet.min_nodes", "3", "lower min_nodes or raise nodes"]),
         ({"fleet__nodes": 17}, "bad_value", ["training.global_batch", "fleet.nodes 17"]),
         ({"fleet__instance_types": []}, "bad_value", ["fleet.instance_types", "p5.48xlarge"]),
         ({"fleet__instance_types": ["p5"]}, "bad_value", ["fleet.instance_types[0]", '"p5"']),
-        ({"fleet__instance_types": ["a1.x", "a1.x"]}, "bad_value", ["fleet.instance_types", "each once"]),
+        ({"fleet__instance_types": ["a1.x", "a1.x"]}, "named_twice", ["fleet.instance_types", "each once"]),
         ({"fleet__zones": "all"}, "bad_value", ["fleet.zones", '"all"', '"any"']),
         ({"fleet__zones": ["us-east-1a", "EU!"]}, "bad_value", ["fleet.zones[1]", "EU!"]),
         ({"fleet__market": "block"}, "bad_value", ["fleet.market", "spot or on_demand"]),
-        ({"checkpoint__interval_s": 60}, "bad_value", ["interval_steps and interval_s", "keep one"]),
+        ({"checkpoint__interval_s": 60}, "two_intervals", ["interval_steps and interval_s", "keep one"]),
         ({"checkpoint__interval_steps": "often"}, "bad_value", ["checkpoint.interval_steps", '"auto"']),
         ({"checkpoint__keep": 0}, "bad_value", ["checkpoint.keep", "from 1"]),
         ({"limits__budget_usd": -5}, "bad_value", ["limits.budget_usd", "above 0"]),
@@ -242,7 +243,7 @@ def test_a_request_survives_being_stored_as_its_canonical_body() -> None:
         ("tiny llama on the standard library", "tiny-llama-on-the-standard-li"),
         ("Größe 7B / run #3", "groe-7b-run-3"),
         ("電子", "job"),
-        ("--", "job"),
+        ("...", "job"),
         ("a" * 80, "a" * 29),
         ("aaaa bbbb cccc dddd eeee ffff gggg", "aaaa-bbbb-cccc-dddd-eeee-ffff"),
     ],
@@ -292,7 +293,7 @@ def test_sizes_vocabulary_and_own_image_reach_the_nodes() -> None:
     assert spec.training.parallel == "fsdp"
 
 
-@pytest.mark.parametrize("name", ["spec", "spec-own-image"])
+@pytest.mark.parametrize("name", ["spec", "spec-own-image", "spec-environment"])
 def test_the_frozen_specs_bear_their_own_names(name: str) -> None:
     spec = decode(JobSpec, json.loads((ROOT / f"events/contract/v1/{name}.json").read_text()))
     assert spec_id(spec) == spec.spec_id

@@ -81,6 +81,7 @@ def test_the_outputs_are_those_that_people_and_programs_read():
         "StateMachineArn",
         "AlarmTopicArn",
         "LaunchTemplateId",
+        "SubnetIds",
     }
 
 

@@ -16,6 +16,8 @@ UNSCOPED = {
     "ec2:DescribeSubnets",
     "ec2:DescribeFleets",
     "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeSpotPriceHistory",
     "ecr:GetAuthorizationToken",
     "logs:CreateLogDelivery",
     "logs:GetLogDelivery",
@@ -49,6 +51,12 @@ CALLS = {
     "terminate_instances": "ec2:TerminateInstances",
     "describe_instances": "ec2:DescribeInstances",
     "describe_subnets": "ec2:DescribeSubnets",
+    "describe_instance_types": "ec2:DescribeInstanceTypes",
+    "describe_instance_type_offerings": "ec2:DescribeInstanceTypeOfferings",
+    "describe_spot_price_history": "ec2:DescribeSpotPriceHistory",
+    "get_service_quota": "servicequotas:GetServiceQuota",
+    "get_secret_value": "secretsmanager:GetSecretValue",
+    "get_parameter": "ssm:GetParameter",
     "get_object": "s3:GetObject",
     "put_object": "s3:PutObject",
     "put_events": "events:PutEvents",
@@ -60,7 +68,8 @@ CALLS = {
     "list_objects_v2": "s3:ListBucket",
     "upload_file": "s3:PutObject",
 }
-METHOD = re.compile(r'self\._?(?:client|events|sqs|s3|sfn|dynamodb)\.(?:get_paginator\("(\w+)"\)|(\w+)\()')
+SERVICES = "client|events|sqs|s3|sfn|dynamodb|ec2|quotas|secretsmanager|ssm"
+METHOD = re.compile(rf'self\._?(?:{SERVICES})\.(?:get_paginator\("(\w+)"\)|(\w+)\()')
 
 
 def actions(role: str) -> set[str]:

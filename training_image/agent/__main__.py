@@ -10,7 +10,7 @@ from types import FrameType
 
 from agent.agent import Agent, speaker
 from agent.attempt import Tools
-from agent.cloud import Bucket, OrdersTable, clients
+from agent.cloud import Bucket, OrdersTable, SecretStores, clients
 from agent.guard import Guard
 from agent.heartbeat import Heartbeat
 from agent.identity import Identity, read_identity
@@ -58,6 +58,7 @@ def build(identity: Identity, settings: Settings, pace: Pace, imds: Imds, journa
         bucket=Bucket(aws.s3, settings.bucket),
         journal=journal,
         say=speaker(identity, reporter),
+        secrets=SecretStores(identity.region),
     )
     agent: Agent
     orders = OrdersPoller(

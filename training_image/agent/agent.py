@@ -18,6 +18,7 @@ from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller, Seen
 from agent.port import HeldPort
 from agent.reports import Reporter
+from agent.secrets import SecretUnavailable
 from agent.threads import guarded
 from job_contract.node_files import ControlKind
 from job_contract.orders import Action, Orders
@@ -176,6 +177,11 @@ class Agent:
                 self.attempt.leave()
             reason = f"the ranks could not be started: {error}"
             self._say(Failed, attempt=seen.orders.attempt, failure="crash", reason=reason)
+            return
+        except SecretUnavailable as error:
+            self.attempt.leave()
+            failure = "user_error" if error.final else "crash"
+            self._say(Failed, attempt=seen.orders.attempt, failure=failure, reason=str(error))
             return
         if node_rank < self.tools.pace.heartbeat_nodes:
             self.heartbeat.begin(self.attempt.number)

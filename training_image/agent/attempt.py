@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from agent.cloud import Bucket
+from agent.cloud import Bucket, SecretStores
 from agent.commit import Committed, Committer
 from agent.fetch import Fetch
 from agent.hygiene import end_marked
@@ -19,6 +19,7 @@ from agent.journal import Journal
 from agent.orders import Seen
 from agent.ranks import Crash, Ranks, Seats, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
+from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
 from job_contract.checkpoint_layout import parse_save_name
 from job_contract.node_files import (
@@ -60,6 +61,7 @@ class Tools:
     bucket: Bucket
     journal: Journal
     say: Callable[..., None]
+    secrets: SecretStores
     clock: Callable[[], float] = time.time
 
 
@@ -79,18 +81,23 @@ class Attempt:
         self._asked: str | None = None
         self._bad_since: float | None = None
         self._started = False
+        self._secrets: dict[str, str] = {}
         self._next_look_at = self._next_progress_at = 0.0
         self._prepare(seen)
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
 
     def start(self, *, free_port: Callable[[], None]) -> None:
-        """The ranks run; `free_port` has been called just before. Raises OSError."""
+        """The ranks run; `free_port` has been called just before. Raises OSError, SecretUnavailable."""
         self.saves.loop.start()
         self._fetch.loop.start()
         image = self.spec.image
         command = image.command if image and image.command else self._tools.settings.command
+        self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
+        variables = {**(self.spec.environment or {}), **self._secrets}
         free_port()
-        self.ranks = Ranks(command, self._seats, run_dir=self._run_dir, root=self._tools.settings.root)
+        self.ranks = Ranks(
+            command, self._seats, run_dir=self._run_dir, root=self._tools.settings.root, variables=variables
+        )
         self._journal.note("ranks_started", attempt=self.number, node_rank=self.node_rank, pids=self.ranks.pids())
 
     @property
@@ -284,7 +291,7 @@ class Attempt:
             reason=crash.reason,
             exit_code=crash.exit_code,
             rank=crash.rank,
-            log_tail=self.ranks.log_tail(crash.rank),
+            log_tail=without(self.ranks.log_tail(crash.rank), self._secrets),
         )
         self.state = State.OVER
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,30 @@ def clients(region: str) -> Clients:
     session = boto3.session.Session(region_name=region)
     names = {"dynamodb": "dynamodb", "sqs": "sqs", "s3": "s3", "sfn": "stepfunctions"}
     return Clients(**{field: session.client(service, config=_CONFIG) for field, service in names.items()})
+
+
+class SecretStores:
+    """Secrets Manager and Parameter Store; their clients are made by the first job that names a secret."""
+
+    def __init__(self, region: str) -> None:
+        self._session = boto3.session.Session(region_name=region)
+
+    def secret(self, arn: str) -> str:
+        """Return the current version's text. Raises CLOUD_ERRORS."""
+        answer = self.secretsmanager.get_secret_value(SecretId=arn)
+        return str(answer["SecretString"]) if "SecretString" in answer else answer["SecretBinary"].decode("latin-1")
+
+    def parameter(self, name: str) -> str:
+        """Return the parameter, decrypted. Raises CLOUD_ERRORS."""
+        return str(self.ssm.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
+
+    @cached_property
+    def secretsmanager(self) -> Any:
+        return self._session.client("secretsmanager", config=_CONFIG)
+
+    @cached_property
+    def ssm(self) -> Any:
+        return self._session.client("ssm", config=_CONFIG)
 
 
 def error_code(error: Exception) -> str:

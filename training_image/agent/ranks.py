@@ -59,12 +59,18 @@ class Seats:
         return f"{self.job}-{self.attempt}"
 
 
-def rank_environment(base: Mapping[str, str], seats: Seats, rank: int, root: Path) -> dict[str, str]:
-    """Return the environment of one rank. Nothing of AWS is in it: the trainer never talks to AWS."""
+def rank_environment(
+    base: Mapping[str, str], seats: Seats, rank: int, root: Path, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of one rank. Nothing of AWS is in it: the trainer never talks to AWS.
+
+    The job's own `variables` stand over the node's and under the agent's, and no shell ever reads them.
+    """
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **{name: value for name, value in base.items() if not name.startswith("AWS_")},
+        **(variables or {}),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - seats.ranks[0]),
         "WORLD_SIZE": str(seats.nodes * seats.ranks_per_node),
@@ -80,14 +86,23 @@ def rank_environment(base: Mapping[str, str], seats: Seats, rank: int, root: Pat
 class Ranks:
     """The rank processes, each in a session of its own, each killed by the kernel when the agent dies."""
 
-    def __init__(self, command: Sequence[str], seats: Seats, *, run_dir: Path, root: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        seats: Seats,
+        *,
+        run_dir: Path,
+        root: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         # The parent-death signal fires when the forking thread ends, so only the thread that lives longest may fork.
         assert threading.current_thread() is threading.main_thread()
         self._root, self._logs = root, run_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in seats.ranks:
-            self._processes[rank] = self._start(command, rank_environment(os.environ, seats, rank, root), rank, run_dir)
+            environment = rank_environment(os.environ, seats, rank, root, variables)
+            self._processes[rank] = self._start(command, environment, rank, run_dir)
 
     def _start(
         self, command: Sequence[str], environment: dict[str, str], rank: int, run_dir: Path

@@ -68,7 +68,8 @@ class ImageSpec:
 class JobSpec:
     """`prefix` is where the job's checkpoints live in the bucket; `report_s` the seconds between progress reports.
 
-    `ranks_per_node` 0 = one rank a GPU, and one on a node without GPUs.
+    `ranks_per_node` 0 = one rank a GPU, and one on a node without GPUs. `environment` goes to the ranks as it stands;
+    `secrets` gives variables by reference, `secretsmanager:ARN` or `ssm:/name`, which the node resolves.
     """
 
     job: str
@@ -80,3 +81,5 @@ class JobSpec:
     ranks_per_node: int = 1
     report_s: float = 300.0
     image: ImageSpec | None = None
+    environment: dict[str, str] | None = None
+    secrets: dict[str, str] | None = None

@@ -38,6 +38,20 @@ FAST = Pace(
 )
 
 
+class FakeStores:
+    """Secrets Manager and Parameter Store; what is not in them is refused as AWS does."""
+
+    def __init__(self, **values):
+        self.values, self.code = values, "ResourceNotFoundException"
+
+    def secret(self, reference):
+        if reference not in self.values:
+            raise ClientError({"Error": {"Code": self.code}}, "GetSecretValue")
+        return self.values[reference]
+
+    parameter = secret
+
+
 class FakeS3:
     """The calls of boto3's S3 client that the agent makes; `fail` lets the next ones on a key be refused."""
 
@@ -142,6 +156,7 @@ class Node:
             interface="lo",
             job=JOB,
         )
+        self.stores = FakeStores()
         settings = Settings(
             orders_table="orders", report_queue_url="queue", bucket="bucket", root=root, corpus_dir=root / "corpus"
         )
@@ -152,6 +167,7 @@ class Node:
             bucket=Bucket(s3, "bucket"),
             journal=Journal(root / "events.jsonl"),
             say=self._say,
+            secrets=self.stores,
         )
         self.orders, self.notices, self.heartbeat = Latest(), Latest(), Pulse()
         self.agent = Agent(

@@ -16,6 +16,31 @@ NO_EXECUTION = frozenset({"ExecutionDoesNotExist"})
 MISMATCH = frozenset({"IdempotentParameterMismatch"})
 
 
+THROTTLED = frozenset(
+    {
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "RequestLimitExceeded",
+        "TooManyRequestsException",
+        "SlowDown",
+        "RequestTimeout",
+    }
+)
+ACCESS_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
+
+
+def transient(error: ClientError) -> bool:
+    """True when the same call may work in a moment: throttled, or a fault on AWS's side."""
+    return status_of(error) >= 500 or code_of(error) in THROTTLED
+
+
+def status_of(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
 def code_of(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 

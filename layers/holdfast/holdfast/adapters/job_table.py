@@ -7,6 +7,8 @@ JOB#<job>        EVENT#<dedup key>  what happened: the dedup key and the history
 NODE#<instance>  NODE               the owner of an instance, and what it reported
 FLEET#<fleet>    INTENT             what may exist in EC2 because of us
 TEAMS            <team>             teams that ever sent a job
+TEMPLATE#<name>  V#<version>        a job template; a version never changes
+TEMPLATE#<name>  NEWEST             the highest version there is
 SUSPECT          <instance>         seen by a sweep without an owner
 CLAIM            <name>             taken by one caller until a time
 LEDGER           ROW                what is in flight, used and held; versioned
@@ -25,7 +27,7 @@ from botocore.exceptions import ClientError
 from holdfast.adapters.aws_errors import CONDITION_FAILED, code_of, raced
 from holdfast.adapters.items import from_item, to_item
 from holdfast.domain.because import Because
-from holdfast.domain.errors import Raced, Unavailable, UnknownJob
+from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.keys import event_name
@@ -88,6 +90,43 @@ class JobTable:
         if request is None:
             raise UnknownJob(job_id)
         return str(request["body"])
+
+    # -- templates -------------------------------------------------------------------------------------------------
+
+    def put_template(self, template: Mapping[str, Any]) -> bool:
+        key = _key(f"TEMPLATE#{template['name']}", f"V#{template['version']}")
+        new = self._put_new({**key, **template})
+        known = template if new else self.template(template["name"], template["version"])
+        if known is None or known["body"] != template["body"]:
+            raise Rejected(
+                "template_version_taken",
+                f"{template['name']} has a version {template['version']} with another content; put the change under "
+                "the next one",
+            )
+        self._point_at(template["name"], template["version"])
+        return new
+
+    def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
+        if version is None:
+            newest = self._get(self.jobs, _key(f"TEMPLATE#{name}", "NEWEST"))
+            return self.template(name, int(newest["version"])) if newest else None
+        return self._get(self.jobs, _key(f"TEMPLATE#{name}", f"V#{version}"))
+
+    def _point_at(self, name: str, version: int) -> None:
+        """The pointer names this version, or a higher one."""
+        try:
+            self.client.update_item(
+                TableName=self.jobs,
+                Key=to_item(_key(f"TEMPLATE#{name}", "NEWEST")),
+                UpdateExpression="SET version = :version",
+                ConditionExpression="attribute_not_exists(pk) OR version < :version",
+                ExpressionAttributeValues=to_item({":version": version}),
+            )
+        except ClientError as error:
+            if code_of(error) not in CONDITION_FAILED:
+                raise
+
+    # -- the row ---------------------------------------------------------------------------------------------------
 
     def load(self, job_id: str) -> Job | None:
         item = self._get(self.jobs, _key(f"JOB#{job_id}", "ROW"))

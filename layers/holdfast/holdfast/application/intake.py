@@ -1,15 +1,49 @@
-"""Accepts a request once, whatever the queue delivers."""
+"""Accepts a request once, whatever the queue delivers, if it can work at all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.application.ports import JobStore
+from holdfast.application.ports import Catalogue, JobStore, Ports
+from holdfast.application.requests import read_order
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job
+from holdfast.domain.plan import Plan, plan
+from holdfast.messages.acceptance import Acceptance, planned
+from holdfast.messages.plan_facts import plan_request
 from job_contract.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The job of a request; `plan` None = the request had been accepted before."""
+
+    job: Job
+    plan: Plan | None
+
+
+def take_in(body: str, ports: Ports, *, bucket: str | None = None) -> Taken:
+    """The job is queued with its plan. Raises Rejected for what cannot work, Unavailable when AWS cannot say now.
+
+    What was accepted once stays accepted: a second delivery is not judged again by what AWS offers by then.
+    """
+    order = read_order(body, templates=ports.store, files=ports.request_files, now=ports.clock(), bucket=bucket)
+    if _known(order.job, order.request, ports.store):
+        return Taken(order.job, None)
+    made = plan_for(order, ports.catalogue, now=ports.clock())
+    if made.refusal is not None:
+        raise Rejected(made.refusal.code, made.refusal.text)
+    order = planned(order, made)
+    new = accept(order.job, order.request, order.spec, store=ports.store)
+    return Taken(order.job, made if new else None)
+
+
+def plan_for(order: Acceptance, catalogue: Catalogue, *, now: float) -> Plan:
+    """Return the plan of an order against what AWS offers now. Raises Unavailable."""
+    fleet = order.asked.fleet
+    return plan(plan_request(order.asked), catalogue.offers(fleet.instance_types, fleet.market), now=now)
 
 
 def accept(job: Job, request: Mapping[str, Any], spec: JobSpec, *, store: JobStore) -> bool:
@@ -20,13 +54,21 @@ def accept(job: Job, request: Mapping[str, Any], spec: JobSpec, *, store: JobSto
     """
     if store.create(_sized(job, request), request, spec):
         return True
+    _known(job, request, store)
+    return False
+
+
+def _known(job: Job, request: Mapping[str, Any], store: JobStore) -> bool:
+    """Return whether the same request was accepted before. Raises Rejected when another one was."""
     known = store.request(job.id)
-    if known is None or known["body_sha256"] != request["body_sha256"]:
+    if known is None:
+        return False
+    if known["body_sha256"] != request["body_sha256"]:
         raise Rejected(
             "identity_conflict",
             f"{job.id}: dedup_id was used before with another body; send the change under a new dedup_id",
         )
-    return False
+    return True
 
 
 def _sized(job: Job, request: Mapping[str, Any]) -> Job:

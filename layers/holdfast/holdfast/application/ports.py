@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.domain.because import Because
+from holdfast.domain.catalogue import Offers
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, Quotas
@@ -37,6 +38,12 @@ class JobStore(Protocol):
 
     def request(self, job_id: str) -> Mapping[str, Any] | None:
         """Return {body, body_sha256} of the accepted request."""
+
+    def put_template(self, template: Mapping[str, Any]) -> bool:
+        """Keep {name, version, body}; False when it was there. Raises Rejected when the version has another body."""
+
+    def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
+        """Return that version, the highest one for None."""
 
     def load(self, job_id: str) -> Job | None:
         """Return the row, read strongly."""
@@ -167,6 +174,16 @@ class Outbox(Protocol):
     def result(self, dedup_id: str, group: str, message: Mapping[str, Any]) -> None: ...
 
 
+class Catalogue(Protocol):
+    def offers(self, instance_types: Sequence[str], market: str) -> Offers:
+        """Return what AWS says of these types; what may not be read is named in it. Raises Unavailable to try later."""
+
+
+class RequestFiles(Protocol):
+    def read(self, bucket: str, key: str, *, limit_bytes: int) -> bytes:
+        """Return an object of a bucket that requests may lie in. Raises Rejected, for one that is too large also."""
+
+
 class Ports(Protocol):
     """The whole world of the application; each port is made when first asked for."""
 
@@ -178,6 +195,10 @@ class Ports(Protocol):
     def fleets(self) -> Fleets: ...
     @property
     def checkpoints(self) -> Checkpoints: ...
+    @property
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def request_files(self) -> RequestFiles: ...
     @property
     def outbox(self) -> Outbox: ...
     @property

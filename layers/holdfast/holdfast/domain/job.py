@@ -66,6 +66,7 @@ class Job:
     report_s: float = 300.0
     vcpus_per_node: int = 0
     gpus_per_node: int = 0
+    finish_by_at: float | None = None
 
     phase: Phase = Phase.QUEUED
     phase_at: float

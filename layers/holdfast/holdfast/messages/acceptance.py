@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job
+from holdfast.domain.locations import split_uri, team_key
 from holdfast.domain.placement import Candidate, candidates
+from holdfast.domain.plan import Plan
 from holdfast.messages.job_request import JobRequest, body_sha256, canonical_body, job_id, node_spec, read_request
+from holdfast.messages.plan_facts import plan_data
 from job_contract.checkpoint_layout import job_prefix
 from job_contract.spec import JobSpec
 
@@ -21,11 +24,20 @@ class Acceptance:
     job: Job
     request: Mapping[str, Any]
     spec: JobSpec
+    asked: JobRequest
 
 
-def read_acceptance(body: str, *, now: float) -> Acceptance:
-    """Return what is to be stored for the request in a message's body. Raises Rejected."""
-    request = read_request(body)
+def read_acceptance(body: str, *, now: float, bucket: str | None = None) -> Acceptance:
+    """Return what is to be stored for the request in a message's body. Raises Rejected.
+
+    `bucket` is the stack's own, None where it is not known.
+    """
+    return acceptance_of(read_request(body), now=now, bucket=bucket)
+
+
+def acceptance_of(request: JobRequest, *, now: float, bucket: str | None = None) -> Acceptance:
+    """Return what is to be stored for the request. Raises Rejected."""
+    _refuse_foreign_places(request, bucket)
     _refuse_what_is_not_built(request)
     identity = job_id(request)
     spec = node_spec(request, identity, ranks_per_node=ONE_RANK_PER_GPU)
@@ -45,9 +57,18 @@ def read_acceptance(body: str, *, now: float) -> Acceptance:
         min_nodes=request.fleet.fewest_nodes,
         budget_usd=request.limits.budget_usd,
         report_s=request.report_s,
+        finish_by_at=request.limits.finish_by_at,
     )
     stored = {"body": canonical_body(request).decode(), "body_sha256": body_sha256(request)}
-    return Acceptance(job, stored, spec)
+    return Acceptance(job, stored, spec, request)
+
+
+def planned(order: Acceptance, made: Plan) -> Acceptance:
+    """Return the order with its plan: stored beside the body, and with the spec that the plan chose."""
+    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, parallel=made.parallel)
+    return Acceptance(
+        replace(order.job, spec_id=spec.spec_id), {**order.request, "plan": plan_data(made)}, spec, order.asked
+    )
 
 
 def candidates_of(request: JobRequest) -> tuple[Candidate, ...]:
@@ -60,6 +81,16 @@ def candidates_of(request: JobRequest) -> tuple[Candidate, ...]:
 def prefix_of(request: JobRequest) -> str:
     """Return where the job's checkpoints live in the bucket."""
     return job_prefix(request.team, job_id(request))
+
+
+def _refuse_foreign_places(request: JobRequest, bucket: str | None) -> None:
+    """No address leaves the team's own part of the checkpoint bucket, however it is written."""
+    if request.training.data.uri is not None:
+        split_uri(request.training.data.uri, "training.data.uri")
+    saves = {"training.init_from": request.training.init_from, "checkpoint.resume_from": request.checkpoint.resume_from}
+    for field, uri in saves.items():
+        if uri is not None:
+            team_key(uri, field, bucket=bucket, team=request.team)
 
 
 def _refuse_what_is_not_built(request: JobRequest) -> None:

@@ -25,7 +25,8 @@ def open_envelope(body: str) -> dict[str, Any]:
             f"the message has {size} bytes, the limit is {BODY_LIMIT_BYTES}; "
             "put large data into a bucket and send its s3:// address",
         )
-    message = _parse(body)
+    # A byte-order mark is no part of the text: some systems put one before everything they send.
+    message = _parse(body.removeprefix("\ufeff"))
     for _ in range(WRAPPERS_AT_MOST):
         message = _unwrapped(message)
     return message

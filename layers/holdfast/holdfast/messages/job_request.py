@@ -9,18 +9,23 @@ import hashlib
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.domain.errors import Rejected
 from holdfast.messages.envelope import open_envelope
-from holdfast.messages.refusal import printable, validated
+from holdfast.messages.refusal import Coded, printable, validated
+from holdfast.messages.unsupported import refuse_by_name
+from holdfast.messages.variables import one_of_each, plain_variables, secret_variables
 from job_contract.checkpoint_layout import job_prefix
 from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
 from job_contract.version import canonical_json, encode
 
 SCHEMA = "holdfast.job-request/1"
+TEMPLATE_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 JOB_ID_CHARACTERS = 40
 IDENTITY_CHARACTERS = 10
 SPEC_ID_CHARACTERS = 16
@@ -36,13 +41,34 @@ PRESETS: dict[str, ModelSpec] = {
     "1b": ModelSpec(dim=2048, layers=22, heads=32, kv_heads=4, ffn_dim=5632, vocab=32_000),
     "7b": ModelSpec(dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=11_008, vocab=32_000),
 }
+SHELL_CHARACTERS = frozenset("`$;|&<>\\\"'")
 SIZES = ("dim", "layers", "heads", "kv_heads", "ffn_dim")
 
 
 def _distinct(items: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(items)) < len(items):
-        raise ValueError(f"{list(items)} names one thing twice; name each once")
+        raise Coded("named_twice", f"{list(items)} names one thing twice; name each once")
     return items
+
+
+def _plain_name(text: str) -> str:
+    """Return the name unchanged. A name is shown to people and never reaches a shell; this is the second fence."""
+    if text != text.strip():
+        raise Coded("blank_edges", f"name is {text!r}; take the blanks at its ends away")
+    if text.startswith("-") or SHELL_CHARACTERS & set(text):
+        signs = " ".join(sorted(SHELL_CHARACTERS))
+        raise Coded("shell_like_name", f"name is {text!r}; leave out {signs} and a dash at the beginning")
+    return text
+
+
+def _moment(text: str) -> str:
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"is {text!r}, which is no time; write 2027-01-31T18:00:00Z") from error
+    if parsed.tzinfo is None:
+        raise ValueError(f"is {text!r}, without a zone; write 2027-01-31T18:00:00Z")
+    return text
 
 
 class _Part(BaseModel):
@@ -190,8 +216,9 @@ class Fleet(_Part):
     @model_validator(mode="after")
     def _fewest_fit(self) -> Fleet:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
-            raise ValueError(
-                f"fleet.min_nodes is {self.min_nodes}, more than nodes {self.nodes}; lower min_nodes or raise nodes"
+            raise Coded(
+                "min_nodes_above_nodes",
+                f"fleet.min_nodes is {self.min_nodes}, more than nodes {self.nodes}; lower min_nodes or raise nodes",
             )
         return self
 
@@ -221,7 +248,7 @@ class Checkpoint(_Part):
     @model_validator(mode="after")
     def _one_interval(self) -> Checkpoint:
         if self.interval_steps is not None and self.interval_s is not None:
-            raise ValueError("checkpoint has interval_steps and interval_s; keep one of them")
+            raise Coded("two_intervals", "checkpoint has interval_steps and interval_s; keep one of them")
         return self
 
 
@@ -246,6 +273,14 @@ class Limits(_Part):
     budget_usd: float | None = Field(
         None, gt=0, le=1_000_000_000, description="US dollars that may be spent, a number above 0"
     )
+    finish_by: Annotated[str, AfterValidator(_moment)] | None = Field(
+        None, max_length=40, description="when training must have ended, a time such as 2027-01-31T18:00:00Z"
+    )
+
+    @property
+    def finish_by_at(self) -> float | None:
+        """Seconds since 1970 (UTC), None where the request names no time."""
+        return None if self.finish_by is None else datetime.fromisoformat(self.finish_by).timestamp()
 
 
 class Image(_Part):
@@ -259,11 +294,20 @@ class Image(_Part):
     )
 
 
+class TemplateRef(_Part):
+    """The template that this request was made from; the supervisor writes the version in."""
+
+    name: str = Field(pattern=TEMPLATE_NAME, description="1 to 63 characters a-z, 0-9 and -, the first no dash")
+    version: int | None = Field(
+        None, ge=1, le=1_000_000, description="a whole number of at least 1; left out, the newest"
+    )
+
+
 class JobRequest(_Part):
     """A training job for Holdfast, as it is sent to the request queue."""
 
     schema_: Literal["holdfast.job-request/1"] = Field(alias="schema", description=f'"{SCHEMA}"')
-    name: Annotated[str, AfterValidator(printable)] = Field(
+    name: Annotated[str, AfterValidator(printable), AfterValidator(_plain_name)] = Field(
         min_length=1, max_length=80, description="1 to 80 printable characters"
     )
     team: str = Field(
@@ -281,11 +325,18 @@ class JobRequest(_Part):
     checkpoint: Checkpoint = Field(
         Checkpoint.model_validate({}), description="interval_steps or interval_s, keep, resume_from"
     )
-    limits: Limits = Field(Limits.model_validate({}), description="attempts, run_s, wait_s, budget_usd")
+    limits: Limits = Field(Limits.model_validate({}), description="attempts, run_s, wait_s, budget_usd, finish_by")
     report_s: float = Field(
         300.0, ge=1, le=3_600, description="seconds between progress reports, a number from 1 to 3600"
     )
     image: Image | None = Field(None, description="uri, command")
+    environment: Annotated[dict[str, str], AfterValidator(plain_variables)] | None = Field(
+        None, description="variables for the ranks, name to text"
+    )
+    secrets: Annotated[dict[str, str], AfterValidator(secret_variables)] | None = Field(
+        None, description="variables by reference, name to secretsmanager:ARN or ssm:/name"
+    )
+    template: TemplateRef | None = Field(None, description="name, version")
 
     @model_validator(mode="after")
     def _batch_feeds_every_node(self) -> JobRequest:
@@ -296,14 +347,24 @@ class JobRequest(_Part):
             )
         return self
 
+    @model_validator(mode="after")
+    def _each_variable_once(self) -> JobRequest:
+        one_of_each(self.environment or {}, self.secrets or {})
+        return self
+
 
 def read_request(body: str) -> JobRequest:
     """Return the request in a message's body, plain or wrapped by SNS or EventBridge. Raises Rejected."""
-    message = open_envelope(body)
+    return read_message(open_envelope(body))
+
+
+def read_message(message: Mapping[str, Any]) -> JobRequest:
+    """Return the request that the message is. Raises Rejected."""
     if message.get("schema") != SCHEMA:
         raise Rejected(
             "unknown_schema", f"schema is {message.get('schema')!r}; this stack reads {SCHEMA!r}, so set it to that"
         )
+    refuse_by_name(message)
     return validated(JobRequest, message)
 
 
@@ -332,17 +393,19 @@ def job_id(request: JobRequest) -> str:
     return f"{slug or 'job'}-{request_identity(request)[:IDENTITY_CHARACTERS]}"
 
 
-def node_spec(request: JobRequest, job: str, *, ranks_per_node: int) -> JobSpec:
-    """Return what the nodes of the job need to know, named by its own digest."""
+def node_spec(request: JobRequest, job: str, *, ranks_per_node: int, parallel: str | None = None) -> JobSpec:
+    """Return what the nodes of the job need to know, named by its own digest; `parallel` is a plan's choice."""
     spec = JobSpec(
         job=job,
         team=request.team,
         spec_id="",
         prefix=job_prefix(request.team, job),
-        training=_training_spec(request.training),
-        checkpoint=_checkpoint_spec(request),
+        training=_training_spec(request.training, parallel),
+        checkpoint=checkpoint_spec(request),
         ranks_per_node=ranks_per_node,
         report_s=request.report_s,
+        environment=request.environment or None,
+        secrets=request.secrets or None,
         image=ImageSpec(uri=request.image.uri, command=request.image.command) if request.image else None,
     )
     return JobSpec(**{**vars(spec), "spec_id": spec_id(spec)})
@@ -359,18 +422,19 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **JobRequest.model_json_schema()}
 
 
-def _training_spec(training: Training) -> TrainingSpec:
+def _training_spec(training: Training, parallel: str | None) -> TrainingSpec:
     numbers = training.model_dump(exclude={"model", "data", "parallel"})
     return TrainingSpec(
         model=training.model.as_spec(),
         data=DataSpec(corpus=training.data.corpus, uri=training.data.uri),
-        # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU.
-        parallel="fsdp" if training.parallel == "auto" else training.parallel,
+        # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
+        parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,
     )
 
 
-def _checkpoint_spec(request: JobRequest) -> CheckpointSpec:
+def checkpoint_spec(request: JobRequest) -> CheckpointSpec:
+    """Return the interval that was asked for, or the one that the market calls for, and how many saves are kept."""
     asked = request.checkpoint
     if isinstance(asked.interval_steps, int):
         return CheckpointSpec(interval_steps=asked.interval_steps, keep=asked.keep)

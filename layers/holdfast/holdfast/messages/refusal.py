@@ -13,6 +13,16 @@ from holdfast.domain.errors import Rejected
 
 Model = TypeVar("Model", bound=BaseModel)
 SHOWN_CHARACTERS = 80
+# What stands there may be secret, and a reason is logged.
+NEVER_QUOTED = frozenset({"environment", "secrets"})
+
+
+class Coded(ValueError):
+    """A fault with a code of its own, found by a model's validator."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 def printable(text: str) -> str:
@@ -41,11 +51,11 @@ def _rejection(kind: type[BaseModel], message: Mapping[str, Any], fault: Any) ->
     if fault["type"] == "missing":
         return Rejected("missing_field", f"{_dotted(where)} is missing; add it: {expected}")
     if fault["type"] == "value_error":
-        text = str(fault["ctx"]["error"])
-        return Rejected(
-            "bad_value", text if text.startswith(_dotted(where)) or not where else f"{_dotted(where)} {text}"
-        )
-    shown = _shown(_value(message, where))
+        error = fault["ctx"]["error"]
+        text = str(error)
+        named = not where or text.startswith(_dotted(where))
+        return Rejected(getattr(error, "code", "bad_value"), text if named else f"{_dotted(where)} {text}")
+    shown = "not shown" if NEVER_QUOTED & set(where) else _shown(_value(message, where))
     return Rejected("bad_value", f"{_dotted(where)} is {shown}; expected {expected or fault['msg']}")
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import boto3.session
 from botocore.config import Config
 
+from holdfast.adapters.catalogue_ec2 import Ec2Catalogue
 from holdfast.adapters.checkpoints_s3 import S3Checkpoints
 from holdfast.adapters.fleets_ec2 import Ec2Fleets
 from holdfast.adapters.job_table import JobTable
 from holdfast.adapters.outbox import AwsOutbox
+from holdfast.adapters.request_files_s3 import S3RequestFiles
 from holdfast.adapters.workflow_sfn import StepFunctions
 from holdfast.runtime.settings import settings
 
@@ -53,6 +55,23 @@ class Supervisor:
     @cached_property
     def checkpoints(self) -> S3Checkpoints:
         return S3Checkpoints(self.client("s3"), bucket=settings().bucket)
+
+    @cached_property
+    def catalogue(self) -> Ec2Catalogue:
+        return Ec2Catalogue(
+            self.client("ec2"),
+            self.client("service-quotas"),
+            subnet_ids=settings().subnet_ids,
+            clock=self.clock,
+        )
+
+    @cached_property
+    def request_files(self) -> S3RequestFiles:
+        return S3RequestFiles(self.client("s3"), buckets=settings().request_buckets, owner=settings().account)
+
+    @property
+    def bucket(self) -> str:
+        return settings().bucket
 
     @cached_property
     def outbox(self) -> AwsOutbox:
