@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.application.ports import Bought
-from holdfast.domain.errors import ExecutionOver, Raced
+from holdfast.domain.checkpoints import of_an_older_life
+from holdfast.domain.errors import ExecutionOver, IdentityReused, Raced
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.obligations import orders_for
@@ -47,6 +48,7 @@ class FakeStore:
     intents: dict[str, FleetIntent] = field(default_factory=dict)
     owners: dict[str, Node] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
+    expiries: dict[str, float | None] = field(default_factory=dict)
     writes: int = 0
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
@@ -150,6 +152,9 @@ class FakeStore:
         self.suspects.setdefault(instance, now)
         return known
 
+    def expire(self, job_id: str, at: float | None) -> None:
+        self.expiries[job_id] = at
+
 
 @dataclass
 class FakeWorkflow:
@@ -242,6 +247,9 @@ class FakeCheckpoints:
         return self.saves.get(save)
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
+        known = self.heads.get(prefix)
+        if known is not None and of_an_older_life(known, job, attempt):
+            raise IdentityReused(job.id)
         self.heads[prefix] = replace(self.heads.get(prefix, Head(job=job.id, attempt=attempt)), attempt=attempt)
         return self.heads[prefix]
 

@@ -26,6 +26,9 @@ from job_contract import reports
 from job_contract.checkpoint_layout import SavePointer
 from job_contract.orders import Action
 
+LOG_TAIL_CHARACTERS = 2_000
+"""The end of a log says why; it stands in one item of the history."""
+
 
 class NodeReports:
     """Takes the reports of member nodes; a report of anybody else raises Rejected."""
@@ -132,7 +135,11 @@ class NodeReports:
     @_take.register
     def _(self, report: reports.Failed, node: Node) -> None:
         reason = f"{report.instance}: {report.reason}"[:500]
-        self._record(Failed(at=report.at, attempt=report.attempt, failure=report.failure, reason=reason), report.job)
+        tail = report.log_tail[-LOG_TAIL_CHARACTERS:]
+        self._record(
+            Failed(at=report.at, attempt=report.attempt, failure=report.failure, reason=reason, log_tail=tail),
+            report.job,
+        )
 
     @_take.register
     def _(self, report: reports.NoticeSeen, node: Node) -> None:

@@ -94,6 +94,9 @@ class JobStore(Protocol):
     def suspected(self, instance: str, now: float) -> float | None:
         """Remember that the instance looks like nobody's; return when an earlier sweep saw the same."""
 
+    def expire(self, job_id: str, at: float | None) -> None:
+        """All that the job has, its row apart, is forgotten at `at`; never when None."""
+
 
 class Workflow(Protocol):
     def start(self, job_id: str, attempt: int) -> None:
@@ -127,7 +130,10 @@ class Checkpoints(Protocol):
         """Return the committed save of this name, None when there is none that can be trusted."""
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
-        """The head names this attempt as its only writer; returns it. A damaged head is rewritten from the row."""
+        """The head names this attempt as its only writer; returns it. A damaged head is rewritten from the row.
+
+        Raises IdentityReused when the head is of an ended job that had the same identity.
+        """
 
 
 class Outbox(Protocol):

@@ -39,6 +39,7 @@ from holdfast.domain.job import Job, Pool, Saved
 from holdfast.domain.notices import loses_only_doomed
 from holdfast.domain.obligations import projection
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
+from job_contract.checkpoint_layout import parse_save_name
 
 Q, L, R = Phase.QUEUED, Phase.LAUNCHING, Phase.RUNNING
 N, C, S = Phase.INTERRUPTED, Phase.CHECKPOINTING, Phase.RESUMING
@@ -80,6 +81,13 @@ OVERTAKEN = (AttemptStarted, FleetIntended, FleetBought, SurvivorsHeld, RetryReq
 """Steps of the supervisor that a cancel or a loss may overtake: then they change nothing."""
 
 
+REASON_CHARACTERS = 1_000
+"""The row is written whole with every change."""
+
+NAMED = 5
+"""So many machines are named in a reason; a gang may have hundreds."""
+
+
 def advance(job: Job, event: Event) -> Job:
     """Return the job after the event; the same object when nothing changes.
 
@@ -107,6 +115,8 @@ def _stamp(before: Job, after: Job, event: Event) -> Job:
     if after == before:
         return before
     changes: dict[str, Any] = {"version": before.version + 1}
+    if len(after.reason) > REASON_CHARACTERS:
+        changes["reason"] = f"{after.reason[:REASON_CHARACTERS]}..."
     if projection(after) != projection(before):
         changes["generation"] = before.version + 1
     if after.phase is not before.phase:
@@ -242,7 +252,8 @@ def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
     kind = "preemption" if job.market == "spot" or job.doomed else "hardware"
-    reason = f"lost {', '.join(event.instances)}"
+    more = f" and {len(event.instances) - NAMED} more" if len(event.instances) > NAMED else ""
+    reason = f"lost {', '.join(event.instances[:NAMED])}{more}"
     return replace(job, phase=target, stage="releasing machines", reason=reason, failure=job.failure or kind)
 
 
@@ -348,12 +359,14 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         charged_as = "preemption" if job.doomed and job.failure not in failure.PRIMARY else job.failure
         over = failure.spent(charged, charged_as, job.attempts_limit)
         charged[charged_as] = charged.get(charged_as, 0) + 1
+    durable = parse_save_name(job.saved.save).step if job.saved else 0
     node_seconds = job.node_seconds + (job.gang * (event.at - job.bought_at) if job.bought_at else 0.0)
     closed = replace(
         job,
         attempt_open=False,
         charged=charged,
         node_seconds=round(node_seconds, 1),
+        lost_steps=job.lost_steps + (max(0, event.step - durable) if job.phase is not Phase.COMPLETED else 0),
         trained_s=round(job.trained_for_s(event.at), 1),
     )
     if closed.phase in ENDED:
