@@ -79,6 +79,13 @@ def test_the_outputs_are_those_that_people_and_programs_read():
         "CheckpointBucketName",
         "EventBusName",
         "StateMachineArn",
+        "RequestDeadLettersUrl",
+        "ControlDeadLettersUrl",
+        "NodeReportDeadLettersUrl",
+        "FailedCallsUrl",
+        "RuleDeadLettersUrl",
+        "SweepFunctionName",
+        "NewsTopicArn",
         "AlarmTopicArn",
         "LaunchTemplateId",
     }

@@ -73,7 +73,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     PauseRequested: NOT_ENDED,
     ResumeRequested: {**NOT_ENDED, Phase.PAUSED: Q},
     PriorityChanged: NOT_ENDED,
-    LimitsExtended: NOT_ENDED,
+    LimitsExtended: {**NOT_ENDED, **{phase: phase for phase in ENDED}},
     RetryRequested: dict.fromkeys(ENDED, Q),
 }
 
@@ -95,7 +95,7 @@ def advance(job: Job, event: Event) -> Job:
     that has ended changes nothing, except that its attempt is closed. Raises IllegalTransition for any pair that is
     not in the table.
     """
-    if job.phase in ENDED and not isinstance(event, RetryRequested):
+    if job.phase in ENDED and not isinstance(event, (LimitsExtended, RetryRequested)):
         return _stamp(job, _after_the_end(job, event), event)
     if isinstance(event, AttemptEvent) and not isinstance(event, AttemptStarted):
         if event.attempt > job.attempt:
