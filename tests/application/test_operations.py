@@ -17,14 +17,16 @@ from holdfast.application.node_reports import NodeReports
 from holdfast.application.release import close_attempt
 from holdfast.application.sweep import Sweep
 from holdfast.application.vitals import interval_s
-from holdfast.domain.events import RetryRequested
+from holdfast.domain.events import LimitsExtended, RetryRequested
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S
+from holdfast.domain.obligations import answer_for
 from holdfast.domain.ownership import ORPHAN_GRACE_S, Ready
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate
 from job_contract import reports
 from job_contract.checkpoint_layout import Head
+from job_contract.orders import Wait
 from tests import builders as b
 from tests.application.fakes import FakePorts
 
@@ -229,6 +231,33 @@ def test_an_ended_job_is_kept_for_35_days_and_one_that_is_tried_again_until_its_
     # The end is told once more, late: the job runs again, and is not forgotten while it does.
     remember(running, ended, ports.store)
     assert ports.store.expiries == {ended.id: None}
+
+
+def test_o10_what_a_state_of_the_run_machine_gets_and_gives_is_under_1_kb_whatever_the_gang(ports: FakePorts) -> None:
+    gang = tuple(f"i-{number:017x}" for number in range(256))
+    job = replace(b.a_running_job(nodes=256), doomed=gang, held=gang, reason="x" * 1_000, deadline_at=b.NOW + 120)
+    for state in (job, replace(job, phase=Phase.INTERRUPTED), replace(job, phase=Phase.RESUMING)):
+        answers = [answer_for(state, wait, b.NOW) for wait in Wait]
+        assert all(len(json.dumps(answer)) < 1_024 for answer in answers)
+    ports.holding(b.after(b.a_job(nodes=256), b.started()))
+    candidate = Candidate(instance_type="p5.48xlarge", market="spot", nodes=256)
+    answer = Launch(ports).run(job.id, 1, candidates=[candidate], prefix="prefix", time_left_s=120)
+    assert answer["outcome"] == "launched"
+    assert len(json.dumps(answer)) < 1_024
+    machine = json.loads((b.ROOT / "statemachines" / "run_attempt.asl.json").read_text())
+    steps = [state["Parameters"]["Payload"] for state in machine["States"].values() if "Parameters" in state]
+    assert {name.removesuffix(".$") for step in steps for name in step} == {"job", "attempt", "wait", "again", "token"}
+
+
+def test_the_limits_of_an_ended_job_can_be_extended_for_its_next_try(ports: FakePorts) -> None:
+    failed = b.after(b.a_running_job(), b.failed("user_error"), b.closed())
+    extended = b.after(failed, LimitsExtended(at=b.NOW + 99, request="more", run_s=999_999))
+    assert (extended.run_s, extended.over, extended.ended_at, extended.news) == (
+        999_999,
+        True,
+        failed.ended_at,
+        failed.news,
+    )
 
 
 def test_a_change_of_phase_in_a_jobs_life_touches_no_date(ports: FakePorts) -> None:
