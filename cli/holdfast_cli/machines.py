@@ -18,10 +18,11 @@ from holdfast_cli.explain import history_of
 from holdfast_cli.options import AsJson, By, JobId, StackName
 from holdfast_cli.stack import CONFIG, Stack
 
-BLOCK = "BLOCK#"
-"""Prefix of the partition of what is set aside: an instance id, or `<zone>#<type>`."""
+QUARANTINE = "QUARANTINE"
+"""Partition of machines that are set aside, by the host that AWS told of them, else by instance id."""
 
 POOL = "POOL#"
+MARKETS, GROUPS = ("spot", "on_demand"), ("", "cluster")
 HOURS_A_MONTH = 730
 
 What = Annotated[str, typer.Argument(metavar="NODE|ZONE/TYPE", help="An instance id, or us-east-1a/p5.48xlarge.")]
@@ -51,12 +52,13 @@ def quarantine(
     stack: StackName = "holdfast",
 ) -> None:
     """Set a machine, or a type in a zone, aside: nothing new is placed on it until then; what runs goes on."""
-    key, now = _block_key(what), time.time()
+    target, now = Stack(stack), time.time()
     until = now + 3600 * hours
-    item = {"pk": key, "sk": "BLOCK", "what": what, "why": why, "by": by, "at": now, "until": until}
-    Stack(stack).put({**item, "expires_at": round(until)})
+    said = {"what": what, "reason": why, "by": by, "at": now, "until": until}
+    for item in _items(target, what, f"set aside: {why}"):
+        target.put({**said, **item, "expires_at": round(until)})
     if as_json:
-        show.as_json({name: value for name, value in item.items() if name not in ("pk", "sk")})
+        show.as_json(said)
     else:
         print(f"{what} is set aside until {show.clock_time(until)} UTC; `holdfast release {what}` ends it")
 
@@ -64,7 +66,9 @@ def quarantine(
 @told
 def release(what: What, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
     """Take back what is set aside."""
-    if not Stack(stack).delete(_block_key(what), "BLOCK"):
+    target = Stack(stack)
+    known = [target.delete(item["pk"], item["sk"]) for item in _items(target, what, "")]
+    if not any(known):
         raise UserError(f"{what} is not set aside; `holdfast capacity` lists what is")
     if as_json:
         show.as_json({"what": what, "released": True})
@@ -83,7 +87,7 @@ def capacity(
     Reads the whole jobs table: pools have no index, because no function ever lists them.
     """
     now = time.time()
-    found = [_closed(item) for prefix in (POOL, BLOCK) for item in Stack(stack).scan(prefix)]
+    found = [_closed(item) for prefix in (POOL, QUARANTINE) for item in Stack(stack).scan(prefix)]
     closed = sorted((one for one in found if everything or one["until"] > now), key=lambda one: one["until"])
     if as_json:
         show.as_json(closed)
@@ -179,29 +183,38 @@ def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
     return (*(str(node[name]) or "-" for name in names), show.clock_time(node["since_at"]))
 
 
-def _block_key(what: str) -> str:
+def _items(target: Stack, what: str, code: str) -> list[dict[str, Any]]:
+    """Return the items that set this aside: one of a machine, or those of every pool of a type in a zone."""
     zone, slash, kind = what.partition("/")
-    if slash and zone and kind:
-        return f"{BLOCK}{zone}#{kind}"
-    return f"{BLOCK}{instance_id(what)}"
+    if not slash:
+        instance = instance_id(what)
+        ready = (target.item(f"NODE#{instance}", "NODE") or {}).get("ready") or {}
+        host = ready.get("host") or instance
+        return [{"pk": QUARANTINE, "sk": host, "host": host}]
+    if not zone or not kind:
+        raise UserError(f"{what} names no pool; write it as us-east-1a/p5.48xlarge")
+    return [
+        {
+            "pk": f"{POOL}{kind}#{zone}#{market}#{group or '-'}",
+            "sk": "COLD",
+            "pool": {"instance_type": kind, "zone": zone, "market": market, "group": group},
+            "misses": 0,
+            "code": code,
+        }
+        for market in MARKETS
+        for group in GROUPS
+    ]
 
 
 def _closed(item: Mapping[str, Any]) -> dict[str, Any]:
-    if item["pk"].startswith(POOL):
-        return {
-            "what": item["pk"].removeprefix(POOL),
-            "state": "cold",
-            "until": item.get("until", 0.0),
-            "refusals": item.get("misses", 0),
-            "why": item.get("code", ""),
-        }
     by = f" ({item['by']})" if item.get("by") else ""
+    cold = item["pk"].startswith(POOL)
     return {
-        "what": item.get("what", item["pk"].removeprefix(BLOCK)),
-        "state": "set aside",
+        "what": item["pk"].removeprefix(POOL) if cold else item.get("what", item["sk"]),
+        "state": "set aside" if item.get("reason") else "cold",
         "until": item.get("until", 0.0),
-        "refusals": 0,
-        "why": f"{item.get('why', '')}{by}",
+        "refusals": item.get("misses", 0),
+        "why": f"{item.get('reason') or item.get('code', '')}{by}",
     }
 
 

@@ -79,6 +79,14 @@ class Stack:
             raise UserError(f"{name} failed: {why}; its log says more")
         return body
 
+    def item(self, pk: str, sk: str) -> dict[str, Any] | None:
+        """Return an item of the jobs table as plain data."""
+        key = to_item({"pk": pk, "sk": sk})
+        found = self._dynamodb.get_item(TableName=self.output("JobsTableName"), Key=key, ConsistentRead=True).get(
+            "Item"
+        )
+        return from_item(found) if found else None
+
     def put(self, item: Mapping[str, Any]) -> None:
         """The item is in the jobs table."""
         self._dynamodb.put_item(TableName=self.output("JobsTableName"), Item=to_item(item))

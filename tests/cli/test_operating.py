@@ -399,19 +399,41 @@ def test_nodes_shows_every_machine_of_every_attempt(cloud: Cloud) -> None:
     assert "p5.48xlarge" in holdfast("nodes", JOB).stdout
 
 
-@pytest.mark.parametrize(
-    ("what", "key"), [(NODE, f"BLOCK#{NODE}"), ("us-east-1a/p5.48xlarge", "BLOCK#us-east-1a#p5.48xlarge")]
-)
-def test_what_is_set_aside_is_listed_until_it_is_released(cloud: Cloud, what: str, key: str) -> None:
-    assert holdfast("quarantine", what, "--hours", "2", "--why", "XID 79").exit_code == 0
-    [item] = boto3.client("dynamodb").scan(TableName="jobs")["Items"]
-    assert (item["pk"]["S"], item["by"]["S"]) == (key, "ops")
+def aside() -> list[tuple[str, str]]:
+    return sorted((one["pk"]["S"], one["sk"]["S"]) for one in boto3.client("dynamodb").scan(TableName="jobs")["Items"])
+
+
+def test_a_machine_that_is_set_aside_is_listed_until_it_is_released(cloud: Cloud) -> None:
+    assert holdfast("quarantine", NODE, "--hours", "2", "--why", "XID 79").exit_code == 0
+    assert aside() == [("QUARANTINE", NODE)]
     [listed] = told("capacity")
-    assert (listed["what"], listed["state"]) == (what, "set aside")
+    assert (listed["what"], listed["state"], listed["why"]) == (NODE, "set aside", "XID 79 (ops)")
     assert 0 < listed["until"] - time.time() <= 7200
-    assert holdfast("release", what).exit_code == 0
+    assert holdfast("release", NODE).exit_code == 0
     assert told("capacity") == []
-    assert "holdfast capacity" in holdfast("release", what).stderr
+    assert "holdfast capacity" in holdfast("release", NODE).stderr
+
+
+def test_a_machine_is_set_aside_by_the_hardware_under_it_where_that_is_known(cloud: Cloud) -> None:
+    ready = {"ip": {"S": "10.0.0.1"}, "host": {"S": "nn-1"}}
+    item = {"pk": {"S": f"NODE#{NODE}"}, "sk": {"S": "NODE"}, "ready": {"M": ready}}
+    boto3.client("dynamodb").put_item(TableName="jobs", Item=item)
+    assert holdfast("quarantine", NODE).exit_code == 0
+    assert ("QUARANTINE", "nn-1") in aside()
+    assert told("capacity")[0]["what"] == NODE
+
+
+def test_a_type_in_a_zone_is_set_aside_in_every_market(cloud: Cloud) -> None:
+    assert holdfast("quarantine", "us-east-1a/p5.48xlarge").exit_code == 0
+    assert [pk for pk, _ in aside()] == [
+        f"POOL#p5.48xlarge#us-east-1a#{market}#{group}"
+        for market in ("on_demand", "spot")
+        for group in ("-", "cluster")
+    ]
+    assert {one["state"] for one in told("capacity")} == {"set aside"}
+    assert holdfast("release", "us-east-1a/p5.48xlarge").exit_code == 0
+    assert aside() == []
+    assert holdfast("quarantine", "us-east-1a/").exit_code == 2
 
 
 def test_a_machine_that_is_none_is_not_set_aside(cloud: Cloud) -> None:
