@@ -26,7 +26,7 @@ def take(record: Any) -> None:
         logger.info("control refused", code=refusal.code, reason=refusal.reason)
         supervisor().outbox.result(refusal_id(record.body), "refused", refusal_message(refusal, record.body))
         return
-    logger.info("control taken", job_id=job.id, phase=job.phase, intent=job.intent)
+    logger.info("control taken", job_id=job and job.id, phase=job and job.phase, intent=job and job.intent)
 
 
 @logger.inject_lambda_context(clear_state=True)

@@ -11,7 +11,7 @@ from holdfast.application.launch import Launch
 from holdfast.messages.acceptance import candidates_of, prefix_of
 from holdfast.messages.job_request import read_request
 from holdfast.messages.step_input import StepInput, read_step
-from holdfast.runtime.observability import logger, tracer
+from holdfast.runtime.observability import logger, measure, tracer
 from holdfast.runtime.wiring import supervisor
 
 
@@ -27,5 +27,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Mapping[str, Any]:
         prefix=prefix_of(request),
         time_left_s=context.get_remaining_time_in_millis() / 1000,
     )
+    if answer["outcome"] == "refused":
+        measure("CapacityRefused")
     logger.info("launch", job_id=step.job, attempt=step.attempt, outcome=answer["outcome"])
     return answer

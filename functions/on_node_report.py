@@ -7,11 +7,12 @@ from typing import Any
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from holdfast.application.node_reports import NodeReports
+from holdfast.application.node_reports import LOG_TAIL_CHARACTERS, NodeReports
 from holdfast.domain.errors import Rejected
 from holdfast.messages.node_report import read_report
 from holdfast.runtime.observability import logger, set_aside, tracer
 from holdfast.runtime.wiring import supervisor
+from job_contract.reports import Failed
 
 processor = BatchProcessor(event_type=EventType.SQS)
 
@@ -24,6 +25,10 @@ def take(record: Any) -> None:
         # Nobody waits for an answer, and the message would be no better the next time.
         set_aside(refusal, "report")
         return
+    if isinstance(report, Failed):
+        logger.warning(
+            "ranks failed", job_id=report.job, failure=report.failure, log_tail=report.log_tail[-LOG_TAIL_CHARACTERS:]
+        )
     logger.info("report", job_id=report.job, attempt=report.attempt, instance_id=report.instance, kind=report.kind)
 
 

@@ -1,4 +1,4 @@
-"""Jobs table stream -> each change of phase is on our bus, each end on the result queue."""
+"""Jobs table stream -> each change of phase is on our bus, each end on the result queue, what has ended gets a date."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, pro
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from holdfast.adapters.job_table import job_of
-from holdfast.application.news import publish
+from holdfast.application.news import publish, remember
 from holdfast.runtime.observability import logger, tracer
 from holdfast.runtime.settings import settings
 from holdfast.runtime.wiring import supervisor
@@ -18,10 +18,9 @@ processor = BatchProcessor(event_type=EventType.DynamoDBStreams)
 
 def tell(record: Any) -> None:
     images = record.raw_event["dynamodb"]
-    after = job_of(images.get("NewImage", {}))
-    if after is not None and publish(
-        job_of(images.get("OldImage", {})), after, bucket=settings().bucket, outbox=supervisor().outbox
-    ):
+    before, after = job_of(images.get("OldImage", {})), job_of(images.get("NewImage", {}))
+    if after is not None and publish(before, after, bucket=settings().bucket, outbox=supervisor().outbox):
+        remember(before, after, supervisor().store)
         logger.info("told", job_id=after.id, attempt=after.attempt, phase=after.phase, news=after.news)
 
 

@@ -10,16 +10,20 @@ import typer
 
 from holdfast.domain.errors import UnknownJob
 from holdfast.domain.job import Job
-from holdfast.domain.phase import ENDED, Phase
+from holdfast.domain.phase import Phase
 from holdfast.messages.acceptance import Acceptance
-from holdfast.messages.control_request import SCHEMA as CONTROL_SCHEMA
-from holdfast.messages.control_request import read_control
 from holdfast.messages.envelope import open_envelope
 from holdfast.messages.request_reference import reference_in
-from holdfast_cli import show
+from holdfast_cli import ask, show
+from holdfast_cli.dlq import dlq
 from holdfast_cli.errors import UserError, told
+from holdfast_cli.explain import explain, history_of
 from holdfast_cli.files import text_of
+from holdfast_cli.machines import capacity, nodes, quarantine, release, sweep_orphans
+from holdfast_cli.options import AsJson, JobId, StackName, known
+from holdfast_cli.place import queue
 from holdfast_cli.plan import add_to, order_of, warned
+from holdfast_cli.saves import checkpoints
 from holdfast_cli.stack import Sight, Stack
 
 POLL_S = 2.0
@@ -35,10 +39,6 @@ app = typer.Typer(
 )
 
 add_to(app)
-
-StackName = Annotated[str, typer.Option("--stack", envvar="HOLDFAST_STACK", help="The CloudFormation stack.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as submit printed it.")]
 
 
 @app.command()
@@ -85,7 +85,7 @@ def list_jobs(
 @told
 def status(job: JobId, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
     """Show one job: phase, progress, last committed save, what is wanted and why."""
-    sight, now = _known(Stack(stack), job), time.time()
+    sight, now = known(Stack(stack), job), time.time()
     if as_json:
         show.as_json(show.sight_data(sight, now))
     else:
@@ -103,35 +103,22 @@ def watch(job: JobId, as_json: AsJson = False, stack: StackName = "holdfast") ->
 @told
 def events(job: JobId, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
     """Show what happened to a job, oldest first."""
-    target = Stack(stack)
-    _known(target, job)
-    items = [{key: item[key] for key in item if key not in ("pk", "sk")} for item in target.table.history(job)]
+    items = history_of(Stack(stack), job)
     if as_json:
         show.as_json(items)
     else:
         show.history(items)
 
 
-@app.command()
-@told
-def cancel(
-    job: JobId,
-    by: Annotated[str | None, typer.Option(envvar="USER", help="Who asks; stands in the job's history.")] = None,
-    as_json: AsJson = False,
-    stack: StackName = "holdfast",
-) -> None:
-    """Ask a job to save its state, stop, and release its machines."""
-    target = Stack(stack)
-    row = _known(target, job).job
-    if row.phase in ENDED:
-        raise UserError(f"{job} is {row.phase.value} already; there is nothing to cancel")
-    message = {"schema": CONTROL_SCHEMA, "job": job, "action": "cancel"} | ({"requested_by": by} if by else {})
-    read_control(json.dumps(message))
-    message_id = target.send("ControlQueueUrl", json.dumps(message))
-    if as_json:
-        show.as_json({"job": job, "action": "cancel", "message_id": message_id})
-    else:
-        print(f"asked {job} to stop after a last save; `holdfast watch {job}` shows it")
+for verb in (
+    explain,
+    *(ask.cancel, ask.pause, ask.resume, ask.checkpoint, ask.retry, ask.priority, ask.extend, ask.hold, ask.unhold),
+    checkpoints,
+    queue,
+    *(nodes, quarantine, release, capacity, sweep_orphans),
+):
+    app.command()(verb)
+app.add_typer(dlq, name="dlq")
 
 
 def _order(text: str, dedup_id: str | None, target: Stack) -> tuple[Acceptance, str]:
@@ -152,13 +139,6 @@ def _accepted(order: Acceptance, target: Stack) -> bool:
             f"{order.job.id} exists with another body under the same dedup_id; send the change under a new --dedup-id"
         )
     return known is not None
-
-
-def _known(target: Stack, job: str) -> Sight:
-    sight = target.see(job)
-    if sight is None:
-        raise UnknownJob(job)
-    return sight
 
 
 def _listed(target: Stack, team: str | None, ended: int) -> list[Job]:

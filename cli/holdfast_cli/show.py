@@ -20,6 +20,11 @@ from job_contract.version import plain
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 WHOLE = frozenset({"JOB", "TIME (UTC)", "EVENT"})
 PIPED_COLUMNS = 2_000
+SAVES = {"pointer": "new save", "parent": "its parent", "resume_from": "resumes from"}
+TIMES = frozenset({"until", "not_before"})
+UNTOLD = frozenset({"log_tail", "request"})
+"""A log has lines of its own in `explain`; the id of a wish says nothing to a reader."""
+
 COLORS = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
 
@@ -52,14 +57,20 @@ def jobs_table(jobs: Sequence[Job], now: float) -> None:
         (job.id, job.team, Text(phase(job), style=COLORS.get(job.phase.value, "")), *_numbers(job, now), job.stage)
         for job in jobs
     )
-    table(("JOB", "TEAM", "PHASE", "ATTEMPT", "STEP", "LAST SAVE", "AGE", "STAGE"), rows)
+    table(("JOB", "TEAM", "PHASE", "ATTEMPT", "STEP", "LAST SAVE", "AGE", "TOOK", "STAGE"), rows)
 
 
 def status(sight: Sight, now: float) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in _facts(sight, now):
-        table.add_row(Text(name, style="bold"), Text(clean(value), overflow="fold"))
-    _console().print(table)
+    facts(_facts(sight, now))
+
+
+def facts(lines: Iterable[tuple[str, str]]) -> None:
+    """Names and values are on standard output, a name that repeats itself once."""
+    shown, last = Table(box=None, show_header=False, pad_edge=False), ""
+    for name, value in lines:
+        shown.add_row(Text(name if name != last else "", style="bold"), Text(clean(value), overflow="fold"))
+        last = name
+    _console().print(shown)
 
 
 def history(items: Iterable[Mapping[str, Any]]) -> None:
@@ -97,6 +108,11 @@ def age(seconds: float) -> str:
     return f"{int(max(0.0, seconds) // size)} {unit}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return the number with its noun: 1 interruption, 2 interruptions."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def clock_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -106,9 +122,10 @@ def clean(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _numbers(job: Job, now: float) -> tuple[str, str, str, str]:
+def _numbers(job: Job, now: float) -> tuple[str, str, str, str, str]:
     saved = age(now - job.saved.at) if job.saved else "-"
-    return str(job.attempt), str(job.step), saved, age((job.ended_at or now) - job.submitted_at)
+    took = age(job.ended_at - job.submitted_at) if job.ended_at is not None else "-"
+    return str(job.attempt), str(job.step), saved, age(now - job.submitted_at), took
 
 
 def _facts(sight: Sight, now: float) -> Iterable[tuple[str, str]]:
@@ -117,12 +134,13 @@ def _facts(sight: Sight, now: float) -> Iterable[tuple[str, str]]:
     yield "name", job.name
     yield "team", f"{job.team}, priority {job.priority}"
     yield "phase", f"{phase(job)}, since {age(now - job.phase_at)}"
-    yield "stage", job.stage
+    if job.stage:
+        yield "stage", job.stage
     if job.reason:
         yield "reason", job.reason
     if job.failure:
         yield "failure", job.failure
-    yield "attempt", f"{job.attempt}, {job.interruptions} interruptions"
+    yield "attempt", f"{job.attempt}, {counted(job.interruptions, 'interruption')}"
     yield "progress", progress(sight)
     saved = job.saved
     yield "last save", f"{saved.save}, {age(now - saved.at)} ago" if saved else "none yet"
@@ -139,20 +157,37 @@ def _change(item: Mapping[str, Any]) -> str:
     return after if before == after else f"{before} -> {after}"
 
 
+def decision(item: Mapping[str, Any]) -> str:
+    """Return one event of the history in a line."""
+    change = _change(item)
+    words = (
+        clock_time(item["at"]),
+        str(item["kind"]),
+        f"({_why(item)})" if _why(item) else "",
+        change and f"[{change}]",
+    )
+    return "  ".join(filter(None, words))
+
+
 def _why(item: Mapping[str, Any]) -> str:
-    told = (_fact(key, value) for key, value in (item.get("detail") or {}).items())
-    return "; ".join(part for part in (str(item.get("cause", "")), ", ".join(filter(None, told))) if part)
+    """Return who or what decided, and with what. The cause of a wish is who asked."""
+    cause = str(item.get("cause", ""))
+    asked = cause and str(item.get("kind", "")).endswith(("_requested", "_changed", "_extended"))
+    told = (_fact(key, value) for key, value in (item.get("detail") or {}).items() if key not in UNTOLD)
+    return "; ".join(part for part in (f"by {cause}" if asked else cause, ", ".join(filter(None, told))) if part)
 
 
 def _fact(key: str, value: Any) -> str:
     """Return one detail of an event in words, nothing for what is false or empty."""
     if isinstance(value, Mapping):
-        return str(value.get("save", ""))
+        return f"{SAVES.get(key, key)} {value.get('save', '')}".strip()
     if isinstance(value, list):
         return f"{key} {', '.join(map(str, value))}" if value else ""
     if value is True:
         return key
-    return "" if value is False else f"{key} {value}"
+    if key.endswith("_at") or key in TIMES:
+        return f"{key.removesuffix('_at')} {clock_time(value)} UTC" if value else ""
+    return "" if value is False or value == "" else f"{key} {value}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:

@@ -23,6 +23,8 @@ from job_contract.version import build
 
 OUTPUTS_FILE = "HOLDFAST_OUTPUTS"
 CONFIG = Config(connect_timeout=3, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 4})
+# A sweep of thousands of machines answers late, and asking again would sweep twice.
+SLOW = Config(connect_timeout=3, read_timeout=130, retries={"total_max_attempts": 1})
 # What one call of BatchGetItem takes.
 BATCH_KEYS = 100
 
@@ -66,6 +68,44 @@ class Stack:
         """The message is on the queue that this output names; returns its id."""
         sqs = boto3.client("sqs", config=CONFIG)
         return str(sqs.send_message(QueueUrl=self.output(queue), MessageBody=body)["MessageId"])
+
+    def invoke(self, function: str, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Call the function that this output names and return its answer. Raises UserError when it failed."""
+        name = self.output(function)
+        answer = boto3.client("lambda", config=SLOW).invoke(FunctionName=name, Payload=json.dumps(event).encode())
+        body = json.loads(answer["Payload"].read() or b"null")
+        if answer.get("FunctionError") or not isinstance(body, dict):
+            why = body.get("errorMessage", "") if isinstance(body, dict) else body
+            raise UserError(f"{name} failed: {why}; its log says more")
+        return body
+
+    def item(self, pk: str, sk: str) -> dict[str, Any] | None:
+        """Return an item of the jobs table as plain data."""
+        key = to_item({"pk": pk, "sk": sk})
+        found = self._dynamodb.get_item(TableName=self.output("JobsTableName"), Key=key, ConsistentRead=True).get(
+            "Item"
+        )
+        return from_item(found) if found else None
+
+    def put(self, item: Mapping[str, Any]) -> None:
+        """The item is in the jobs table."""
+        self._dynamodb.put_item(TableName=self.output("JobsTableName"), Item=to_item(item))
+
+    def delete(self, pk: str, sk: str) -> bool:
+        """The item is gone; False when there was none."""
+        answer = self._dynamodb.delete_item(
+            TableName=self.output("JobsTableName"), Key=to_item({"pk": pk, "sk": sk}), ReturnValues="ALL_OLD"
+        )
+        return bool(answer.get("Attributes"))
+
+    def scan(self, prefix: str) -> list[dict[str, Any]]:
+        """Return the items whose partition begins so; reads the whole jobs table for it."""
+        pages = self._dynamodb.get_paginator("scan").paginate(
+            TableName=self.output("JobsTableName"),
+            FilterExpression="begins_with(pk, :prefix)",
+            ExpressionAttributeValues=to_item({":prefix": prefix}),
+        )
+        return [from_item(item) for page in pages for item in page["Items"]]
 
     def jobs(self, ids: Iterable[str]) -> list[Job]:
         """Return the rows that exist, read strongly."""

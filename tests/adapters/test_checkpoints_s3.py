@@ -11,7 +11,7 @@ import pytest
 from moto import mock_aws
 
 from holdfast.adapters.checkpoints_s3 import S3Checkpoints
-from holdfast.domain.errors import IllegalTransition
+from holdfast.domain.errors import IdentityReused, IllegalTransition
 from job_contract.checkpoint_layout import Head, Manifest, SavePointer, head_key, manifest_key, open_head, seal
 from job_contract.version import ContractError
 from tests import builders as b
@@ -43,10 +43,24 @@ def test_a_later_attempt_keeps_the_newest_save_and_shuts_the_older_out(s3: Any) 
     first = checkpoints.take_over(PREFIX, b.a_job(), 1)
     saved = replace(first, step=25, save="step-00000025.a0001.s01", manifest_sha256="a" * 64)
     s3.put_object(Bucket="bucket", Key=head_key(PREFIX), Body=seal(saved)[0])
-    assert checkpoints.take_over(PREFIX, b.a_job(), 2).save == "step-00000025.a0001.s01"
+    job = b.a_job(last_roster_id="1-r")
+    assert checkpoints.take_over(PREFIX, job, 2).save == "step-00000025.a0001.s01"
     assert stored(s3).attempt == 2
     with pytest.raises(IllegalTransition):
-        checkpoints.take_over(PREFIX, b.a_job(), 1)
+        checkpoints.take_over(PREFIX, job, 1)
+
+
+@pytest.mark.parametrize("older", [Head(job="demo-0123456789", attempt=7), "saved in its first attempt"])
+def test_a_job_whose_identity_was_used_before_takes_no_checkpoints_of_the_older_one(s3: Any, older: Any) -> None:
+    if isinstance(older, str):
+        older = Head(
+            job="demo-0123456789", attempt=1, step=25, save="step-00000025.a0001.s01", manifest_sha256="a" * 64
+        )
+    s3.put_object(Bucket="bucket", Key=head_key(PREFIX), Body=seal(older)[0])
+    for attempt in (1, 2):
+        with pytest.raises(IdentityReused, match="another dedup_id"):
+            S3Checkpoints(s3, bucket="bucket").take_over(PREFIX, b.a_job(), attempt)
+    assert replace(stored(s3), sha256=None) == older
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"attempt":1}', b"flipped"])

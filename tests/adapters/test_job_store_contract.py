@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,19 +14,22 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from holdfast.adapters.items import from_item, to_item
-from holdfast.adapters.job_table import WAITING_CARRIES, JobTable, job_of, row_of, wakes_dispatch
+from holdfast.adapters.job_table import TTL_LAG_S, WAITING_CARRIES, JobTable, job_of, row_of, wakes_dispatch
 from holdfast.application.dispatch import dispatch
 from holdfast.application.ports import JobStore
 from holdfast.domain.because import Because, Code
 from holdfast.domain.errors import Raced, Rejected
-from holdfast.domain.keys import dedup_key
+from holdfast.domain.events import Failed, FleetLost, RetryRequested
+from holdfast.domain.failure import CLASSES
+from holdfast.domain.keys import KEEP_S, dedup_key
 from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
+from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
 from holdfast.domain.queueing import Waiter
 from holdfast.messages.acceptance import read_acceptance
 from job_contract.orders import Leader, Orders, Roster, Wait, WaitItem, orders_key, spec_key
 from job_contract.spec import JobSpec
-from job_contract.version import decode
+from job_contract.version import decode, encode
 from tests import builders as b
 from tests.application.fakes import FakePorts, FakeStore
 
@@ -414,3 +418,83 @@ def test_a_version_of_a_template_never_changes(store: JobStore) -> None:
     kept = store.template("tiny", 1)
     assert kept is not None
     assert kept["body"] == "{}"
+
+
+def dates(table: JobTable, client: Any) -> dict[str, float | None]:
+    """Return when each item of both tables is forgotten, by `pk/sk` or `key`."""
+    items = [from_item(item) for name in (table.jobs, table.orders) for item in client.scan(TableName=name)["Items"]]
+    return {item.get("key") or f"{item['pk']}/{item['sk']}": item.get("expires_at") for item in items}
+
+
+def test_what_belongs_to_an_ended_job_is_forgotten_before_its_row_and_kept_when_it_is_tried_again(client: Any) -> None:
+    table = a_table(client, "expiry")
+    job = moved(table, created(table), b.started())
+    fleet = FleetIntent(
+        fleet="f", job=job.id, attempt=1, candidate=0, nodes=1, opened_at=b.NOW, instances=("i-1",), closed_at=b.NOW
+    )
+    table.open_intent(fleet)
+    table.own([Node(instance="i-1", job=job.id, fleet="f", attempt=1, since_at=b.NOW)])
+    roster = Roster(job=job.id, attempt=1, roster_id="1-roster", nodes=(), leader=Leader(ip="10.0.0.1", port=4))
+    table.put_roster(roster)
+    table.put_wait(WaitItem(job=job.id, attempt=1, wait=Wait.TRAINING, token="t"))
+    job = moved(table, job, b.intended(fleet="f"), b.ready(), b.training(), b.finished(), b.closed())
+    assert job.ended_at is not None
+    forgotten_at = job.ended_at + KEEP_S
+    table.expire(job.id, forgotten_at)
+    told = dates(table, client)
+    mine = {name: at for name, at in told.items() if not name.startswith("TEAMS")}
+    assert len(mine) == 14
+    row_at, request_at = mine.pop(f"JOB#{job.id}/ROW"), mine.pop(f"JOB#{job.id}/REQUEST")
+    assert row_at == request_at == forgotten_at + TTL_LAG_S
+    assert set(mine.values()) == {forgotten_at}
+    assert told["TEAMS/research"] is None
+    moved(table, job, RetryRequested(at=b.NOW, request="retry"))
+    table.expire(job.id, None)
+    assert set(dates(table, client).values()) == {None}
+
+
+def test_what_is_told_of_a_job_after_its_end_is_forgotten_with_the_rest(client: Any) -> None:
+    table = a_table(client, "late")
+    job = moved(table, created(table), b.started(), b.training(), b.finished(), b.closed())
+    moved(table, job, b.saved(50))
+    late = table.history(job.id)[-1]
+    assert (late["kind"], late["expires_at"]) == ("checkpoint_saved", job.ended_at + KEEP_S)
+
+
+MANY = tuple(f"i-{number:017x}" for number in range(256))
+
+
+def test_o10_a_row_of_256_nodes_all_held_and_all_under_notice_is_under_16_kb(client: Any) -> None:
+    row = row_of(b.a_running_job(held=MANY, doomed=MANY, reason="x" * 1_000, charged=dict.fromkeys(CLASSES, 1_000)))
+    assert len(json.dumps(row).encode()) < 16_384
+    assert len(json.dumps(encode(orders_for(b.a_running_job(doomed=MANY), b.NOW))).encode()) < 8_192
+
+
+def test_o10_no_item_of_the_history_grows_with_the_gang_or_the_log(client: Any) -> None:
+    table = a_table(client, "large")
+    job = moved(table, created(table), b.started(), b.training())
+    lost = FleetLost(at=b.NOW, attempt=1, instances=MANY, cause="sweep")
+    failed = Failed(at=b.NOW, attempt=1, failure="crash", reason="é" * 9_000, log_tail="ü" * 9_000)
+    moved(table, job, failed, lost, b.closed())
+    items = table.history(job.id)
+    assert max(len(json.dumps(item, ensure_ascii=False).encode()) for item in items) < 16_384
+    assert len(table.load(job.id).reason) <= 1_003  # type: ignore[union-attr]
+
+
+def test_o10_a_job_with_1000_interruptions_has_a_row_as_small_as_with_one(client: Any) -> None:
+    def size(interruptions: int) -> int:
+        job = b.a_job()
+        for attempt in range(1, interruptions + 1):
+            job = b.after(job, b.started(attempt), b.training(attempt), b.noticed(attempt=attempt), b.closed(attempt))
+        return len(json.dumps(row_of(job)))
+
+    assert size(1_000) < size(1) + 32
+
+
+def test_o10_a_dedup_key_fits_a_sort_key_and_still_tells_gangs_apart() -> None:
+    def key(*instances: str) -> str:
+        return dedup_key(FleetLost(at=b.NOW, attempt=1, instances=instances))
+
+    assert len(key(*MANY).encode()) < 200
+    assert key(*MANY) == key(*reversed(MANY)) != key(*MANY[1:])
+    assert key(MANY[0]) == f"fleet_lost#1#{MANY[0]}"

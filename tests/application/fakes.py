@@ -9,7 +9,8 @@ from typing import Any
 from holdfast.application.ports import Bought
 from holdfast.domain.because import Because
 from holdfast.domain.catalogue import Offers
-from holdfast.domain.errors import ExecutionOver, Raced, Rejected, Unavailable
+from holdfast.domain.checkpoints import of_an_older_life
+from holdfast.domain.errors import ExecutionOver, IdentityReused, Raced, Rejected, Unavailable
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, Quotas
@@ -59,6 +60,7 @@ class FakeStore:
     owners: dict[str, Node] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
     claims: dict[str, float] = field(default_factory=dict)
+    expiries: dict[str, float | None] = field(default_factory=dict)
     writes: int = 0
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
@@ -220,6 +222,9 @@ class FakeStore:
         self.claims[name] = until_at
         return True
 
+    def expire(self, job_id: str, at: float | None) -> None:
+        self.expiries[job_id] = at
+
 
 @dataclass
 class FakeWorkflow:
@@ -314,6 +319,9 @@ class FakeCheckpoints:
         return self.saves.get(save)
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
+        known = self.heads.get(prefix)
+        if known is not None and of_an_older_life(known, job, attempt):
+            raise IdentityReused(job.id)
         self.heads[prefix] = replace(self.heads.get(prefix, Head(job=job.id, attempt=attempt)), attempt=attempt)
         return self.heads[prefix]
 

@@ -7,152 +7,18 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import boto3
 import pytest
 from botocore.stub import Stubber
-from moto import mock_aws
-from typer.testing import CliRunner
 
-from holdfast.adapters.job_table import JobTable
-from holdfast.domain.events import (
-    AllReady,
-    AttemptClosed,
-    AttemptStarted,
-    CancelRequested,
-    CheckpointSaved,
-    Event,
-    FleetBought,
-    FleetIntended,
-    TrainingFinished,
-    TrainingStarted,
-)
-from holdfast.domain.job import Job
-from holdfast.domain.keys import dedup_key
+from holdfast.domain.events import CancelRequested
 from holdfast.domain.ownership import FleetIntent, Node
-from holdfast.domain.transitions import advance
-from holdfast.messages.acceptance import read_acceptance
 from holdfast.messages.job_request import read_request
 from holdfast_cli import main
 from holdfast_cli.stack import outputs
-from job_contract.checkpoint_layout import SavePointer
-
-SAMPLE = Path(__file__).parents[2] / "events/job-request.json"
-JOB = "tiny-llama-on-the-standard-li-fcea9e2ede"
-NODE = "i-0a1b2c3d4e5f60001"
-FLEET = f"{JOB}-1-0"
-SAVE = SavePointer(save="step-00000025.a0001.s01", manifest_sha256="ab" * 32)
-AT = 1_796_058_005.0
-INDEXES = {
-    "waiting": ("waiting_team", "waiting_rank"),
-    "alive": ("alive_shard", "pk"),
-    "ended": ("ended_team", "ended_at"),
-}
-NUMBERS = {"waiting_rank", "alive_shard", "ended_at"}
-
-
-class Cloud:
-    """Tables and queues of one stack, with the supervisor's own hand on the rows."""
-
-    def __init__(self, folder: Path) -> None:
-        self.sqs = boto3.client("sqs")
-        dynamodb = boto3.client("dynamodb")
-        _create_jobs_table(dynamodb)
-        dynamodb.create_table(
-            TableName="orders",
-            KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
-            AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
-            BillingMode="PAY_PER_REQUEST",
-        )
-        self.store = JobTable(dynamodb, jobs="jobs", orders="orders")
-        self.outputs = {
-            "JobsTableName": "jobs",
-            "OrdersTableName": "orders",
-            "RequestQueueUrl": self.sqs.create_queue(QueueName="requests")["QueueUrl"],
-            "ControlQueueUrl": self.sqs.create_queue(QueueName="control")["QueueUrl"],
-        }
-        self.outputs_file = folder / "outputs.json"
-        self.outputs_file.write_text(json.dumps(self.outputs))
-
-    def sent(self, queue: str) -> list[dict[str, Any]]:
-        answer = self.sqs.receive_message(QueueUrl=self.outputs[queue], MaxNumberOfMessages=10)
-        return [json.loads(message["Body"]) for message in answer.get("Messages", [])]
-
-    def accept(self, **changes: Any) -> Job:
-        body = json.dumps({**json.loads(SAMPLE.read_text()), **changes})
-        order = read_acceptance(body, now=AT)
-        assert self.store.create(order.job, order.request, order.spec)
-        return order.job
-
-    def happens(self, job_id: str, *events: Event) -> Job:
-        for event in events:
-            before = self.store.load(job_id)
-            assert before is not None
-            self.store.save(before, advance(before, event), event, dedup_key(event))
-        after = self.store.load(job_id)
-        assert after is not None
-        return after
-
-    def run(self, job_id: str) -> Job:
-        return self.happens(
-            job_id,
-            AttemptStarted(at=AT + 1, attempt=1),
-            FleetIntended(at=AT + 2, attempt=1, fleet=FLEET),
-            FleetBought(at=AT + 3, attempt=1, fleet=FLEET, instance_type="c7i.large", zone="us-east-1a"),
-            AllReady(at=AT + 4, attempt=1, roster_id="r"),
-            TrainingStarted(at=AT + 5, attempt=1, step=1),
-            CheckpointSaved(at=AT + 30, attempt=1, pointer=SAVE),
-        )
-
-    def end(self, job_id: str) -> Job:
-        return self.happens(
-            job_id,
-            TrainingFinished(at=AT + 60, attempt=1, step=120, loss=2.0),
-            AttemptClosed(at=AT + 61, attempt=1),
-        )
-
-
-def _create_jobs_table(dynamodb: Any) -> None:
-    names = {"pk", "sk", *(name for pair in INDEXES.values() for name in pair)}
-    dynamodb.create_table(
-        TableName="jobs",
-        KeySchema=[{"AttributeName": "pk", "KeyType": "HASH"}, {"AttributeName": "sk", "KeyType": "RANGE"}],
-        AttributeDefinitions=[
-            {"AttributeName": name, "AttributeType": "N" if name in NUMBERS else "S"} for name in sorted(names)
-        ],
-        GlobalSecondaryIndexes=[
-            {
-                "IndexName": index,
-                "KeySchema": [
-                    {"AttributeName": hashed, "KeyType": "HASH"},
-                    {"AttributeName": ranged, "KeyType": "RANGE"},
-                ],
-                "Projection": {"ProjectionType": "KEYS_ONLY"},
-            }
-            for index, (hashed, ranged) in INDEXES.items()
-        ],
-        BillingMode="PAY_PER_REQUEST",
-    )
-
-
-@pytest.fixture
-def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cloud]:
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("USER", "ops")
-    for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "HOLDFAST_STACK"):
-        monkeypatch.delenv(name, raising=False)
-    outputs.cache_clear()
-    with mock_aws():
-        built = Cloud(tmp_path)
-        monkeypatch.setenv("HOLDFAST_OUTPUTS", str(built.outputs_file))
-        yield built
-    outputs.cache_clear()
-
-
-def holdfast(*words: str, stdin: str | None = None) -> Any:
-    return CliRunner().invoke(main.app, list(words), input=stdin)
+from tests.cli.cloud import AT, FLEET, JOB, NODE, SAMPLE, SAVE, Cloud, holdfast
 
 
 def at_each_poll(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], Any]) -> None:
@@ -312,11 +178,13 @@ def test_events_tells_the_history_oldest_first(cloud: Cloud) -> None:
     cloud.run(JOB)
     items = json.loads(holdfast("events", JOB, "--json").stdout)
     assert [item["kind"] for item in items] == [
+        "accepted",
         "attempt_started", "fleet_intended", "fleet_bought", "all_ready", "training_started", "checkpoint_saved"
     ]  # fmt: skip
-    assert (items[0]["before"], items[0]["after"], items[0]["attempt"]) == ("queued", "launching", 1)
+    assert (items[1]["before"], items[1]["after"], items[1]["attempt"]) == ("queued", "launching", 1)
     shown = holdfast("events", JOB).stdout.splitlines()
-    assert "queued -> launching" in shown[1]
+    assert "accepted" in shown[1]
+    assert "queued -> launching" in shown[2]
     assert len(shown) == 1 + len(items)
 
 
@@ -341,7 +209,7 @@ def test_cancel_asks_through_the_control_queue(cloud: Cloud) -> None:
     ran = holdfast("cancel", JOB, "--json")
     assert (ran.exit_code, json.loads(ran.stdout)["action"]) == (0, "cancel")
     assert cloud.sent("ControlQueueUrl") == [
-        {"schema": "holdfast.control/1", "job": JOB, "action": "cancel", "requested_by": "ops"}
+        {"schema": "holdfast.control/1", "job": JOB, "action": "cancel", "requested_by": "ops", "dedup_id": ANY}
     ]
 
 

@@ -9,9 +9,7 @@ import boto3
 import pytest
 
 from holdfast_cli.stack import outputs
-from tests.cli.test_cli import JOB, SAMPLE, Cloud, cloud, holdfast
-
-__all__ = ["cloud"]
+from tests.cli.cloud import JOB, SAMPLE, Cloud, holdfast
 
 REQUEST = json.loads(SAMPLE.read_text())
 WHOLE = {key: REQUEST[key] for key in ("training", "fleet", "checkpoint", "limits", "report_s")}

@@ -252,25 +252,45 @@ def ended_job(**changes: Any) -> Job:
         "interruptions": 1,
         "reason": "all steps are trained",
         "saved": Saved(save="step-00000120.a0002.s03", manifest_sha256="ab" * 32, at=8.0),
+        "lost_steps": 3,
+        "node_seconds": 1500.5,
+        "ended_at": 10.0,
     }
     return Job(**{**facts, **changes})
 
 
 def test_a_result_says_how_the_job_ended_and_where_its_checkpoint_is() -> None:
-    assert result_message(ended_job(), bucket="checkpoints", cost_usd=1.5, lost_steps=0) == {
+    assert result_message(ended_job(), bucket="checkpoints", cost_usd=1.5) == {
         "schema": "holdfast.result/1",
         "job": JOB,
         "name": "tiny llama",
         "team": "research",
         "phase": "completed",
+        "exit_class": "completed",
         "reason": "all steps are trained",
         "attempts": 2,
         "step": 120,
+        "lost_steps": 3,
         "interruptions": 1,
+        "node_seconds": 1500.5,
+        "submitted_at": 1.0,
+        "ended_at": 10.0,
         "artifacts": {"checkpoint": f"s3://checkpoints/teams/research/jobs/{JOB}/saves/step-00000120.a0002.s03/"},
         "cost_usd": 1.5,
-        "lost_steps": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "completed"),
+        ({"phase": Phase.CANCELLED}, "cancelled"),
+        ({"phase": Phase.FAILED, "failure": "out_of_memory"}, "out_of_memory"),
+        ({"phase": Phase.FAILED, "failure": None}, "gave_up"),
+    ],
+)
+def test_a_result_has_one_word_for_how_the_job_ended(changes: dict[str, Any], told: str) -> None:
+    assert result_message(ended_job(**changes), bucket="checkpoints")["exit_class"] == told
 
 
 def test_a_job_that_failed_before_its_first_save_has_a_class_and_no_checkpoint() -> None:

@@ -1,5 +1,7 @@
 """Whatever fails waits in a queue, and a person is told of it."""
 
+import re
+
 import deployed
 import pytest
 
@@ -37,6 +39,11 @@ def watched(metric: str, dimension: str) -> set[str]:
         for alarm in ALARMS.values()
         if alarm["MetricName"] == metric and alarm["Dimensions"][0]["Name"] == dimension
     }
+
+
+AGES = {"ApproximateAgeOfOldestMessage", "IteratorAge"}
+PATIENT = {"CapacityRefused"}
+MEASURED = re.compile(r"""(?:measure\(|_one_more\(|self\.found\[)"(\w+)""")
 
 
 def test_requests_controls_and_node_reports_are_read():
@@ -140,8 +147,10 @@ def test_an_event_that_cannot_be_delivered_is_kept(rule):
 
 def test_every_rule_may_write_its_dead_letters():
     [statement] = deployed.resources("AWS::SQS::QueuePolicy")["RuleDeadLettersPolicy"]["PolicyDocument"]["Statement"]
-    named = {deployed.named(arn) for arn in statement["Condition"]["ArnEquals"]["aws:SourceArn"]}
-    assert named == set(RULES)
+    arns = [
+        arn["Fn::If"][1] if "Fn::If" in arn else arn for arn in statement["Condition"]["ArnEquals"]["aws:SourceArn"]
+    ]
+    assert {deployed.named(arn) for arn in arns} == set(RULES)
 
 
 def test_every_place_where_failures_wait_has_an_alarm():
@@ -151,10 +160,11 @@ def test_every_place_where_failures_wait_has_an_alarm():
 
 def test_the_first_failure_alarms():
     for alarm in ALARMS.values():
-        if alarm["MetricName"] == "ApproximateAgeOfOldestMessage":
-            continue
-        assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (0, "GreaterThanThreshold")
-        assert alarm["EvaluationPeriods"] == 1
+        assert alarm["ComparisonOperator"] == "GreaterThanThreshold"
+        if str(alarm["MetricName"]) not in AGES:
+            assert alarm["Threshold"] == 0
+        if str(alarm["MetricName"]) not in PATIENT:
+            assert alarm["EvaluationPeriods"] == 1
 
 
 @pytest.mark.parametrize("metric", ["ExecutionsFailed", "ExecutionsTimedOut", "ExecutionsAborted"])
@@ -167,8 +177,35 @@ def test_an_attempt_that_did_not_end_in_order_is_told_to_its_door():
     assert pattern["detail"]["status"] == ["FAILED", "TIMED_OUT", "ABORTED"]
 
 
-def test_requests_that_wait_have_an_alarm():
-    assert watched("ApproximateAgeOfOldestMessage", "QueueName") == {"RequestQueue"}
+def test_every_queue_that_is_read_has_an_alarm_on_what_waits_in_it():
+    assert watched("ApproximateAgeOfOldestMessage", "QueueName") == set(READ)
+
+
+def test_news_that_are_late_have_an_alarm():
+    assert watched("IteratorAge", "FunctionName") == {"PublishChanges"}
+
+
+def test_whatever_this_product_measures_has_an_alarm_of_its_stack():
+    sources = "\n".join(
+        path.read_text()
+        for folder in ("layers/holdfast/holdfast/application", "functions")
+        for path in (deployed.ROOT / folder).rglob("*.py")
+    )
+    own = [one for one in ALARMS.values() if one["Namespace"] == "Holdfast" and isinstance(one["MetricName"], str)]
+    assert {one["MetricName"] for one in own} == set(MEASURED.findall(sources))
+    for alarm in own:
+        assert alarm["Dimensions"] == [{"Name": "stack", "Value": {"Ref": "AWS::StackName"}}]
+
+
+def test_a_function_that_fails_for_good_has_an_alarm_whichever_it_is():
+    filters = deployed.resources("AWS::Logs::MetricFilter")
+    [alarm] = [one for one in ALARMS.values() if one["MetricName"] == {"Fn::Sub": "DoorErrors-${AWS::StackName}"}]
+    for one in filters.values():
+        [metric] = one["MetricTransformations"]
+        assert (metric["MetricName"], metric["MetricNamespace"]) == (alarm["MetricName"], alarm["Namespace"])
+        assert "DefaultValue" not in metric
+        assert one["LogGroupName"] == {"Ref": "DoorLogs"}
+    assert {function["LoggingConfig"]["LogGroup"]["Ref"] for function in FUNCTIONS.values()} == {"DoorLogs"}
 
 
 @pytest.mark.parametrize("alarm", ALARMS)

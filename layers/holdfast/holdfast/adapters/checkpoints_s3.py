@@ -7,7 +7,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from holdfast.adapters.aws_errors import NO_SUCH_KEY, OBJECT_CONFLICT, PRECONDITION, code_of
-from holdfast.domain.errors import IllegalTransition, Unavailable
+from holdfast.domain.checkpoints import of_an_older_life
+from holdfast.domain.errors import IdentityReused, IllegalTransition, Unavailable
 from holdfast.domain.job import Job
 from job_contract.checkpoint_layout import (
     Damaged,
@@ -33,6 +34,8 @@ class S3Checkpoints:
         key = head_key(prefix)
         for _ in range(TRIES):
             head, etag = self._read(key, job)
+            if head is not None and of_an_older_life(head, job, attempt):
+                raise IdentityReused(job.id)
             if head is not None and head.attempt == attempt:
                 return head
             if head is not None and head.attempt > attempt:

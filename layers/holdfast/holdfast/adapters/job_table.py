@@ -30,7 +30,7 @@ from holdfast.domain.because import Because
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.events import Event
 from holdfast.domain.job import Job
-from holdfast.domain.keys import event_name
+from holdfast.domain.keys import KEEP_S, event_name
 from holdfast.domain.ledger import Ledger, Quota, Quotas
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership
@@ -41,11 +41,14 @@ from job_contract.version import build, decode, encode, plain
 
 T = TypeVar("T")
 
-KEEP_S = 35 * 86400
-"""How long the identity of a request, its row and its history outlive the job."""
-
 ALIVE_SHARDS = 8
 EVENT_PREFIX = "EVENT#"
+TTL_LAG_S = 7 * 86400
+"""DynamoDB deletes days after the date. Row and request go last: a new job must not meet the history of an old one."""
+
+DETAIL_CHARACTERS = 2_000
+DETAIL_ITEMS = 300
+"""Bounds of one detail in the history, so that no item comes near what DynamoDB takes."""
 
 WAITING_CARRIES = tuple(sorted({known.name for known in fields(Waiter)} - {"id", "team", "attempt_open"}))
 """What the index `waiting` projects besides its keys, so that a dispatch reads no row it does not start."""
@@ -362,6 +365,46 @@ class JobTable:
                 ),
             )
 
+    def expire(self, job_id: str, at: float | None) -> None:
+        for item in self._query(self.jobs, "pk = :pk", {":pk": f"JOB#{job_id}"}):
+            if item["sk"] == "REQUEST":
+                self._expire(self.jobs, _key(item["pk"], item["sk"]), at and at + TTL_LAG_S)
+            elif item["sk"] != "ROW":
+                self._expire(self.jobs, _key(item["pk"], item["sk"]), at)
+        for table, key in self._elsewhere(job_id):
+            self._expire(table, key, at)
+
+    def _elsewhere(self, job_id: str) -> Iterable[tuple[str, Mapping[str, str]]]:
+        """Return table and key of what the job has outside its own partition; its history names fleets and rosters."""
+        details = [item.get("detail") or {} for item in self.history(job_id)]
+        for fleet in sorted({detail["fleet"] for detail in details if detail.get("fleet")}):
+            intent = self.intent(fleet)
+            if intent is not None:
+                yield self.jobs, _key(f"FLEET#{fleet}", "INTENT")
+                yield from ((self.jobs, _key(f"NODE#{instance}", "NODE")) for instance in intent.instances)
+        for roster in sorted({detail["roster_id"] for detail in details if detail.get("roster_id")}):
+            yield self.orders, {"key": roster_key(job_id, roster)}
+        yield from ((self.orders, {"key": wait_key(job_id, wait)}) for wait in Wait)
+        yield self.orders, {"key": orders_key(job_id)}
+        job = self.load(job_id)
+        if job is not None:
+            yield self.orders, {"key": spec_key(job_id, job.spec_id)}
+
+    def _expire(self, table: str, key: Mapping[str, str], at: float | None) -> None:
+        values = {} if at is None else {"ExpressionAttributeValues": to_item({":at": round(at)})}
+        try:
+            self.client.update_item(
+                TableName=table,
+                Key=to_item(key),
+                UpdateExpression="REMOVE expires_at" if at is None else "SET expires_at = :at",
+                ConditionExpression="attribute_exists(#hash)",
+                ExpressionAttributeNames={"#hash": next(iter(key))},
+                **values,
+            )
+        except ClientError as error:
+            if code_of(error) not in CONDITION_FAILED:
+                raise
+
     # -- looking around --------------------------------------------------------------------------------------------
 
     def teams(self) -> list[str]:
@@ -467,7 +510,7 @@ def row_of(job: Job) -> dict[str, Any]:
     if job.attempt_open:
         row["alive_shard"] = zlib.crc32(job.id.encode()) % ALIVE_SHARDS
     if job.ended_at is not None:
-        row |= {"ended_team": job.team, "expires_at": round(job.ended_at + KEEP_S)}
+        row |= {"ended_team": job.team, "expires_at": round(job.ended_at + KEEP_S + TTL_LAG_S)}
     return row
 
 
@@ -490,7 +533,7 @@ def wakes_dispatch(change: Mapping[str, Any]) -> bool:
 
 
 def _history(before: Job, after: Job, event: Event, key: str) -> dict[str, Any]:
-    detail = {name: value for name, value in plain(event).items() if name not in ("at", "cause", "attempt")}
+    detail = {name: _clipped(value) for name, value in plain(event).items() if name not in ("at", "cause", "attempt")}
     return {
         **_key(f"JOB#{after.id}", EVENT_PREFIX + key),
         "kind": event_name(event),
@@ -501,11 +544,23 @@ def _history(before: Job, after: Job, event: Event, key: str) -> dict[str, Any]:
         "after": after.phase.value,
         "version": after.version,
         "detail": detail,
+        # What is told of a job after its end was not there when the rest was given its date.
+        **({"expires_at": round(after.ended_at + KEEP_S)} if after.ended_at is not None else {}),
     }
 
 
 def _of_kind(known: Mapping[str, Quota], prefix: str) -> dict[str, Quota]:
     return {name.removeprefix(prefix): quota for name, quota in known.items() if name.startswith(prefix)}
+
+
+def _clipped(value: Any) -> Any:
+    """Return what a reader of the history needs of a detail: a gang may have hundreds of machines."""
+    if isinstance(value, str):
+        return value if len(value) <= DETAIL_CHARACTERS else f"{value[:DETAIL_CHARACTERS]}..."
+    if isinstance(value, list):
+        clipped = [_clipped(item) for item in value[:DETAIL_ITEMS]]
+        return [*clipped, f"and {len(value) - DETAIL_ITEMS} more"] if len(value) > DETAIL_ITEMS else clipped
+    return value
 
 
 def _key(pk: str, sk: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.application.account import hold, unhold
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import let_go
@@ -19,6 +20,7 @@ from holdfast.domain.events import (
     RetryRequested,
 )
 from holdfast.domain.job import Job
+from holdfast.domain.ledger import ALL_TEAMS
 from holdfast.domain.notices import trains
 from holdfast.messages import control_request as wish
 from job_contract.checkpoint_layout import job_prefix
@@ -27,8 +29,17 @@ ANSWER_AT_RECEIVE = 3
 """The delivery at which a wish for an unknown job is answered; the queue gives up after five."""
 
 
-def obey(request: wish.JobControl, ports: Ports) -> Job:
-    """The job does what was asked, checkpoint first where it has machines. Raises Rejected when it cannot."""
+def obey(request: wish.ControlRequest, ports: Ports) -> Job | None:
+    """The job, or the queue (then None is returned), does what was asked; checkpoint first where a job has machines.
+
+    Raises Rejected when it cannot.
+    """
+    if isinstance(request, wish.Hold):
+        hold(request.team or ALL_TEAMS, ports, by=request.requested_by or "")
+        return None
+    if isinstance(request, wish.Unhold):
+        unhold(request.team or ALL_TEAMS, ports)
+        return None
     job = record(_event(request, ports), request.job, ports)
     let_go(job, ports)
     return job

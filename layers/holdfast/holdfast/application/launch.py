@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.application.ports import Bought, Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import rejoin
-from holdfast.domain.errors import CapacityUnavailable
-from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended
+from holdfast.domain.errors import CapacityUnavailable, IdentityReused
+from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended, GaveUp
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent, Instance, Node
 from holdfast.domain.phase import Intent, Phase
@@ -42,7 +42,10 @@ class Launch:
         if job.gang:
             # The fleet of this attempt is bought and told: this is the step's second delivery.
             return _answer("launched")
-        head = self.ports.checkpoints.take_over(prefix, job, attempt)
+        try:
+            head = self.ports.checkpoints.take_over(prefix, job, attempt)
+        except IdentityReused as refusal:
+            return self._give_up(job_id, attempt, str(refusal))
         if job.held and (outcome := rejoin(job, attempt, _resume_from(head), self.ports)):
             return _answer(outcome)
         refusals: list[str] = []
@@ -71,6 +74,13 @@ class Launch:
             ),
             job_id,
         )
+        return _answer("refused")
+
+    def _give_up(self, job_id: str, attempt: int, reason: str) -> Mapping[str, Any]:
+        # Read again: a newer attempt of this very job may have taken the head over meanwhile.
+        if not _wanted(self.ports.store.load(job_id), attempt):
+            return _answer("withdrawn")
+        record(GaveUp(at=self.ports.clock(), reason=reason), job_id, self.ports)
         return _answer("refused")
 
     def _buy(self, fleet: str, job_id: str, attempt: int, number: int, candidate: Candidate, head: Head) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.application.ports import Outbox
+from holdfast.application.ports import JobStore, Outbox
 from holdfast.domain.job import Job
+from holdfast.domain.keys import KEEP_S
 from holdfast.messages.result_message import result_id, result_message
 
 PHASE_CHANGED = "Training Job Phase Changed"
@@ -20,6 +21,18 @@ def publish(before: Job | None, after: Job, *, bucket: str, outbox: Outbox) -> b
     if after.over:
         outbox.result(result_id(after), after.id, result_message(after, bucket=bucket))
     return True
+
+
+def remember(before: Job | None, after: Job, store: JobStore) -> None:
+    """What belongs to a job that is over is kept for KEEP_S from its end; of one that is tried again, until told else.
+
+    The row is read again, so that news that come late or twice say what is true now.
+    """
+    if after.over == (before is not None and before.over):
+        return
+    job = store.load(after.id)
+    if job is not None:
+        store.expire(job.id, job.ended_at + KEEP_S if job.over and job.ended_at is not None else None)
 
 
 def phase_change(job: Job) -> Mapping[str, Any]:
@@ -36,6 +49,7 @@ def phase_change(job: Job) -> Mapping[str, Any]:
         "reason": job.reason,
         "attempt": job.attempt,
         "step": job.step,
+        "save": job.saved.save if job.saved else None,
         "over": job.over,
         "at": job.phase_at,
     }

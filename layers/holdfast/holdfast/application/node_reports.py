@@ -29,6 +29,9 @@ from job_contract import reports
 from job_contract.checkpoint_layout import SavePointer
 from job_contract.orders import Action
 
+LOG_TAIL_CHARACTERS = 2_000
+"""The end of a log says why; it stands in one item of the history."""
+
 REBALANCE = "rebalance"
 MAINTENANCE = frozenset(
     {"instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"}
@@ -143,7 +146,11 @@ class NodeReports:
         ended = Ended(failure=report.failure, reason=report.reason, exit_code=report.exit_code, log=report.log_tail)
         verdict = refined(ended)
         reason = f"{report.instance}: {verdict.text}"[:500]
-        self._record(Failed(at=report.at, attempt=report.attempt, failure=verdict.failure, reason=reason), report.job)
+        tail = report.log_tail[-LOG_TAIL_CHARACTERS:]
+        self._record(
+            Failed(at=report.at, attempt=report.attempt, failure=verdict.failure, reason=reason, log_tail=tail),
+            report.job,
+        )
 
     @_take.register
     def _(self, report: reports.NoticeSeen, node: Node) -> None:

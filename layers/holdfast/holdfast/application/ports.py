@@ -132,6 +132,9 @@ class JobStore(Protocol):
     def claim(self, name: str, now: float, until_at: float) -> bool:
         """True for the one caller that takes the name until then; False for the others."""
 
+    def expire(self, job_id: str, at: float | None) -> None:
+        """All that the job has, its row apart, is forgotten at `at`; never when None."""
+
 
 class Workflow(Protocol):
     def start(self, job_id: str, attempt: int) -> None:
@@ -165,7 +168,10 @@ class Checkpoints(Protocol):
         """Return the committed save of this name, None when there is none that can be trusted."""
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
-        """The head names this attempt as its only writer; returns it. A damaged head is rewritten from the row."""
+        """The head names this attempt as its only writer; returns it. A damaged head is rewritten from the row.
+
+        Raises IdentityReused when the head is of an ended job that had the same identity.
+        """
 
 
 class Outbox(Protocol):

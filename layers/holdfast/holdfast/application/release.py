@@ -52,8 +52,20 @@ def _expect_ending(job_id: str, ending: Sequence[str], hidden: set[str], ports: 
 
 def close_attempt(job_id: str, attempt: int, ports: Ports, *, cause: str = "run ended") -> Job:
     """The attempt is closed: the job has ended for good, or may be dispatched again."""
-    event = AttemptClosed(at=ports.clock(), attempt=attempt, cause=cause)
+    step = _newest_step(job_id, attempt, ports)
+    event = AttemptClosed(at=ports.clock(), attempt=attempt, cause=cause, step=step)
     return record(event, job_id, ports)
+
+
+def _newest_step(job_id: str, attempt: int, ports: Ports) -> int:
+    """Return the newest step that a node of the attempt has told, 0 when none has."""
+    job = ports.store.load(job_id)
+    if job is None or job.attempt != attempt or job.fleet is None or job.roster_at is None:
+        return 0
+    intent = ports.store.intent(job.fleet)
+    nodes = ports.store.nodes(intent.instances) if intent else []
+    # A survivor's item still has the step that it reported in an attempt before.
+    return max((node.step for node in nodes if (node.reported_at or 0.0) >= job.roster_at), default=0)
 
 
 def end_dead_attempt(job_id: str, attempt: int, ports: Ports, *, cause: str) -> None:

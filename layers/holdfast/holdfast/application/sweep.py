@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
+from holdfast.application.account import repair_ledger
+from holdfast.application.dry_run import DryRun
 from holdfast.application.notices import move_when_due, save_while_advised
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.vitals import Vitals
 from holdfast.domain.errors import ExecutionOver
 from holdfast.domain.events import Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
@@ -22,28 +26,39 @@ START_GRACE_S = 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that an event should have told, and what was done about it."""
+    """One thing that an event should have told, and what was done about it; in a dry run, what would be done.
+
+    `orphan` is the machine of a finding that costs money while nobody owns it.
+    """
 
     what: str
     who: str
     done: str
+    orphan: Instance | None = None
 
 
 class Sweep:
     """One look at everything that is alive. Any call that fails ends the sweep: it never acts on half a picture."""
 
-    def __init__(self, ports: Ports) -> None:
-        self.ports = ports
+    def __init__(self, ports: Ports, *, dry_run: bool = False) -> None:
+        self.ports = cast(Ports, DryRun(ports)) if dry_run else ports
+        self.dry_run = dry_run
+        self.vitals = Vitals(self.ports)
 
     def run(self) -> list[Finding]:
         """Silent jobs are moved on and orphans ended; returns what was found."""
         findings = [finding for job_id in self.ports.store.alive() for finding in self._job(job_id)]
-        return findings + self._orphans()
+        if not self.dry_run:
+            findings += [Finding("place of no job", job_id, "given back") for job_id in repair_ledger(self.ports)]
+        orphans = self._orphans()
+        self.vitals.orphans(len(orphans))
+        return findings + orphans
 
     def _job(self, job_id: str) -> Iterable[Finding]:
         job = self.ports.store.load(job_id)
         if job is None or not job.attempt_open:
             return
+        self.vitals.look(job)
         settle(job, self.ports)
         status = self.ports.workflow.status(job_id, job.attempt)
         if status is None:
@@ -77,8 +92,9 @@ class Sweep:
         yield Finding("attempt without an execution", job.id, "started")
 
     def _close(self, job: Job, why: str) -> Finding:
-        release_fleet(job.id, job.attempt, self.ports)
-        close_attempt(job.id, job.attempt, self.ports, cause=why)
+        if not self.dry_run:
+            release_fleet(job.id, job.attempt, self.ports)
+            close_attempt(job.id, job.attempt, self.ports, cause=why)
         return Finding(why, job.id, "fleet released, attempt closed")
 
     def _members(self, job: Job) -> Iterable[Finding]:
@@ -125,8 +141,8 @@ class Sweep:
             node = self.ports.store.node(instance.id)
             intent = self.ports.store.intent(instance.fleet) if instance.fleet else None
             why = suspect(instance, node, intent, now)
-            if why is None or self.ports.store.suspected(instance.id, now) is None:
+            if why is None or (not self.dry_run and self.ports.store.suspected(instance.id, now) is None):
                 continue
             self.ports.fleets.terminate([instance.id])
-            ended.append(Finding(f"orphan instance: {why}", instance.id, "terminated"))
+            ended.append(Finding(f"orphan instance: {why}", instance.id, "terminated", orphan=instance))
         return ended

@@ -44,5 +44,16 @@ class UnknownJob(Rejected):
         super().__init__("unknown_job", f"there is no job {job_id!r}; `holdfast list` shows those there are")
 
 
+class IdentityReused(Rejected):
+    """Checkpoints of an ended job of the same identity are where a new one would write."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            "identity_reused",
+            f"checkpoints of an older job {job_id} are still in the bucket; submit under another dedup_id, "
+            "or remove them first",
+        )
+
+
 class ExecutionOver(Exception):
     """The execution of this attempt has ended already; a name is never used again."""

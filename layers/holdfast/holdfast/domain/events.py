@@ -121,15 +121,18 @@ class TrainingFinished(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(AttemptEvent):
-    """The ranks ended on their own; `failure` is a class of failure.py."""
+    """The ranks ended on their own; `failure` is a class of failure.py. `log_tail` is for the history only."""
 
     failure: str
     reason: str
+    log_tail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptClosed(AttemptEvent):
-    """The machines of the attempt are ended; nothing of it can act any more."""
+    """The machines of the attempt are ended; nothing of it can act any more. `step` is the newest that a node told."""
+
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,6 +115,7 @@ class Job:
     forced_checkpoints: int = 0
     fell_back: int = 0
     node_seconds: float = 0.0
+    lost_steps: int = 0
     trained_s: float = 0.0
     branch: int = 0
     retry_from: SavePointer | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import singledispatch
 
 from holdfast.domain.events import (
@@ -29,6 +30,13 @@ from holdfast.domain.events import (
 )
 from holdfast.domain.notices import REBALANCE_COOL_DOWN_S
 
+KEEP_S = 35 * 86400
+"""How long a job's identity outlives its end: request, row, history, nodes, fleets and orders. After that the same
+request is a new job."""
+
+KEY_CHARACTERS = 200
+"""DynamoDB takes sort keys of 1,024 bytes, and the names of 256 instances are longer."""
+
 
 def event_name(event: Event) -> str:
     """Return the event's name as it stands in keys and histories: `AttemptStarted` is `attempt_started`."""
@@ -40,7 +48,10 @@ def dedup_key(event: Event) -> str:
     """Return the same text for every telling of the same fact about a job."""
     attempt = f"#{event.attempt}" if isinstance(event, AttemptEvent) else ""
     detail = _detail(event)
-    return f"{event_name(event)}{attempt}" + (f"#{detail}" if detail else "")
+    key = f"{event_name(event)}{attempt}" + (f"#{detail}" if detail else "")
+    if len(key.encode()) <= KEY_CHARACTERS:
+        return key
+    return f"{event_name(event)}{attempt}#sha256-{hashlib.sha256(detail.encode()).hexdigest()}"
 
 
 @singledispatch

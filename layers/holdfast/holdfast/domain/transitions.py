@@ -43,6 +43,7 @@ from holdfast.domain.job import Job, Pool, Saved
 from holdfast.domain.notices import announced, cooling, loses_only_doomed, trains
 from holdfast.domain.obligations import projection
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
+from job_contract.checkpoint_layout import parse_save_name
 
 Q, L, R = Phase.QUEUED, Phase.LAUNCHING, Phase.RUNNING
 N, C, S = Phase.INTERRUPTED, Phase.CHECKPOINTING, Phase.RESUMING
@@ -77,7 +78,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     PauseRequested: NOT_ENDED,
     ResumeRequested: {**NOT_ENDED, Phase.PAUSED: Q},
     PriorityChanged: NOT_ENDED,
-    LimitsExtended: NOT_ENDED,
+    LimitsExtended: {**NOT_ENDED, **{phase: phase for phase in ENDED}},
     RetryRequested: dict.fromkeys(ENDED, Q),
     EarlySaveAdvised: {phase: phase for phase in (L, R, N, C, S)},
     MovePlanned: {phase: phase for phase in (L, R, N, C, S)},
@@ -88,6 +89,13 @@ OVERTAKEN = (AttemptStarted, FleetIntended, FleetBought, SurvivorsHeld, RetryReq
 """Steps of the supervisor that a cancel or a loss may overtake: then they change nothing."""
 
 
+REASON_CHARACTERS = 1_000
+"""The row is written whole with every change."""
+
+NAMED = 5
+"""So many machines are named in a reason; a gang may have hundreds."""
+
+
 def advance(job: Job, event: Event) -> Job:
     """Return the job after the event; the same object when nothing changes.
 
@@ -95,7 +103,7 @@ def advance(job: Job, event: Event) -> Job:
     that has ended changes nothing, except that its attempt is closed. Raises IllegalTransition for any pair that is
     not in the table.
     """
-    if job.phase in ENDED and not isinstance(event, RetryRequested):
+    if job.phase in ENDED and not isinstance(event, (LimitsExtended, RetryRequested)):
         return _stamp(job, _after_the_end(job, event), event)
     if isinstance(event, AttemptEvent) and not isinstance(event, AttemptStarted):
         if event.attempt > job.attempt:
@@ -115,6 +123,8 @@ def _stamp(before: Job, after: Job, event: Event) -> Job:
     if after == before:
         return before
     changes: dict[str, Any] = {"version": before.version + 1}
+    if len(after.reason) > REASON_CHARACTERS:
+        changes["reason"] = f"{after.reason[:REASON_CHARACTERS]}..."
     if projection(after) != projection(before):
         changes["generation"] = before.version + 1
     if after.phase is not before.phase:
@@ -276,7 +286,8 @@ def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
     kind = "preemption" if job.market == "spot" or announced(job) else "hardware"
-    reason = f"lost {', '.join(event.instances)}"
+    more = f" and {len(event.instances) - NAMED} more" if len(event.instances) > NAMED else ""
+    reason = f"lost {', '.join(event.instances[:NAMED])}{more}"
     return replace(job, phase=target, stage="releasing machines", reason=reason, failure=job.failure or kind)
 
 
@@ -386,12 +397,14 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         job = _counted(job, charged_as)
         over = failure.spent(charged, charged_as, job.attempts_limit) or failure.looping(charged_as, job.fruitless)
         charged[charged_as] = charged.get(charged_as, 0) + 1
+    durable = parse_save_name(job.saved.save).step if job.saved else 0
     node_seconds = job.node_seconds + (job.gang * (event.at - job.bought_at) if job.bought_at else 0.0)
     closed = replace(
         job,
         attempt_open=False,
         charged=charged,
         node_seconds=round(node_seconds, 1),
+        lost_steps=job.lost_steps + (max(0, event.step - durable) if job.phase is not Phase.COMPLETED else 0),
         trained_s=round(job.trained_for_s(event.at), 1),
         # Held survivors keep their part of the place.
         reserved=job.reserved.of_nodes(len(job.held)) if job.reserved and job.held else None,

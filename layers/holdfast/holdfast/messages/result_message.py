@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job
+from holdfast.domain.phase import Phase
 from holdfast.messages.envelope import open_envelope
 from job_contract.checkpoint_layout import file_key, job_prefix
 
@@ -14,15 +15,15 @@ SCHEMA = "holdfast.result/1"
 ECHOED_CHARACTERS = 128
 
 
-def result_message(
-    job: Job, *, bucket: str, cost_usd: float | None = None, lost_steps: int | None = None
-) -> dict[str, Any]:
-    """Return the body of a job's one result. What is not known is left out, failure class and checkpoint included."""
+def result_message(job: Job, *, bucket: str, cost_usd: float | None = None) -> dict[str, Any]:
+    """Return the body of a job's one result. What is not known is left out, failure class and checkpoint included.
+
+    `lost_steps` counts steps that a node had told and no committed save held when an attempt was closed.
+    """
     optional = {
         "failure": job.failure,
         "artifacts": {"checkpoint": checkpoint_uri(job, bucket)} if job.saved else None,
         "cost_usd": cost_usd,
-        "lost_steps": lost_steps,
     }
     return {
         "schema": SCHEMA,
@@ -30,12 +31,24 @@ def result_message(
         "name": job.name,
         "team": job.team,
         "phase": job.phase.value,
+        "exit_class": exit_class(job),
         "reason": job.reason,
         "attempts": job.attempt,
         "step": job.step,
+        "lost_steps": job.lost_steps,
         "interruptions": job.interruptions,
+        "node_seconds": job.node_seconds,
+        "submitted_at": job.submitted_at,
+        "ended_at": job.ended_at,
         **{key: value for key, value in optional.items() if value is not None},
     }
+
+
+def exit_class(job: Job) -> str:
+    """Return `completed`, `cancelled`, a class of failure.py, or `gave_up` for a job that never got to train."""
+    if job.phase is not Phase.FAILED:
+        return job.phase.value
+    return job.failure or "gave_up"
 
 
 def checkpoint_uri(job: Job, bucket: str) -> str | None:

@@ -10,6 +10,7 @@ from aws_lambda_powertools.tracing import Tracer
 
 from holdfast.application.notices import Fate, Told
 from holdfast.domain.errors import Rejected
+from holdfast.runtime.settings import settings
 
 NAMESPACE = "Holdfast"
 
@@ -42,3 +43,10 @@ def tell(what: str, told: Told, **more: Any) -> None:
     )
     if told.fate in COUNTED:
         count(COUNTED[told.fate])
+
+
+def measure(name: str, value: float = 1.0, unit: MetricUnit = MetricUnit.Count) -> None:
+    """The value is in the metrics of this stack; a zero is never sent, so that an idle stack sends nothing."""
+    if value > 0:
+        with single_metric(name=name, unit=unit, value=value, namespace="Holdfast") as metric:
+            metric.add_dimension(name="stack", value=settings().stack)

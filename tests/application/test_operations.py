@@ -1,0 +1,265 @@
+"""What the sweep measures, what its dry run leaves alone, what is told at the end, and how long a job is remembered."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.application import dry_run
+from holdfast.application import ports as promises
+from holdfast.application.launch import Launch
+from holdfast.application.news import remember
+from holdfast.application.node_reports import NodeReports
+from holdfast.application.release import close_attempt
+from holdfast.application.sweep import Sweep
+from holdfast.application.vitals import interval_s
+from holdfast.domain.events import LimitsExtended, RetryRequested
+from holdfast.domain.job import Job
+from holdfast.domain.keys import KEEP_S
+from holdfast.domain.obligations import answer_for
+from holdfast.domain.ownership import ORPHAN_GRACE_S, Ready
+from holdfast.domain.phase import Phase
+from holdfast.domain.placement import Candidate
+from job_contract import reports
+from job_contract.checkpoint_layout import Head
+from job_contract.orders import Wait
+from tests import builders as b
+from tests.application.fakes import FakePorts
+
+MINUTE = 60
+
+
+@pytest.fixture
+def ports() -> FakePorts:
+    return FakePorts()
+
+
+def training(ports: FakePorts, **changes: Any) -> Job:
+    """A job whose two nodes train, its execution running."""
+    job = ports.holding(b.a_running_job(**changes))
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.workflow.executions[f"{job.id}-1"] = "RUNNING"
+    return job
+
+
+def hears(ports: FakePorts, step: int, **changes: Any) -> None:
+    """The leader reports this step now."""
+    node = ports.store.owners[b.LEADER]
+    ports.store.update_node(replace(node, step=step, step_at=ports.clock(), reported_at=ports.clock(), **changes))
+
+
+def vitals(ports: FakePorts) -> dict[str, float]:
+    sweep = Sweep(ports, dry_run=True)
+    sweep.run()
+    return sweep.vitals.found
+
+
+# -- dry run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_knows_every_promise_of_the_ports() -> None:
+    kinds = (promises.JobStore, promises.Workflow, promises.Fleets, promises.Checkpoints, promises.Outbox)
+    named = {name for kind in kinds for name, _ in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
+    assert named == dry_run.READS | dry_run.LEFT_OUT
+    assert not dry_run.READS & dry_run.LEFT_OUT
+
+
+def test_a_dry_run_lists_an_orphan_at_first_sight_with_its_age_and_ends_nothing(ports: FakePorts) -> None:
+    ports.fleets.add("i-0aaaaaaaaaaaaaaa9", job="gone", fleet="gone-1-0")
+    ports.clock.step(ORPHAN_GRACE_S + 60)
+    [finding] = Sweep(ports, dry_run=True).run()
+    assert finding.orphan is not None
+    assert (finding.who, finding.orphan.instance_type) == ("i-0aaaaaaaaaaaaaaa9", "c7i.large")
+    assert (ports.fleets.live, ports.store.suspects) == (["i-0aaaaaaaaaaaaaaa9"], {})
+
+
+@pytest.mark.parametrize("trouble", ["execution died", "execution never started", "node gone", "run limit"])
+def test_a_dry_run_finds_what_a_sweep_finds_and_changes_nothing(ports: FakePorts, trouble: str) -> None:
+    job = training(ports, run_s=300)
+    hears(ports, 1)
+    ports.clock.step(100)
+    if trouble == "execution died":
+        ports.workflow.executions[f"{job.id}-1"] = "FAILED"
+    elif trouble == "execution never started":
+        ports.workflow.executions.clear()
+    elif trouble == "node gone":
+        ports.fleets.kill(b.OTHER)
+    else:
+        ports.clock.step(250)
+        hears(ports, 9)
+    before = (dict(ports.store.rows), ports.store.writes, dict(ports.workflow.executions), ports.fleets.live)
+    dry = [(finding.what, finding.who) for finding in Sweep(ports, dry_run=True).run()]
+    assert (ports.store.rows, ports.store.writes, ports.workflow.executions, ports.fleets.live) == before
+    assert dry
+    assert [(finding.what, finding.who) for finding in Sweep(ports).run()] == dry
+
+
+# -- what the sweep measures -------------------------------------------------------------------------------------------
+
+
+def test_while_all_is_well_there_is_nothing_to_measure(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.requests[job.id] = {"body": json.dumps({"checkpoint": {"interval_s": 900}})}
+    ports.clock.step(20 * MINUTE)
+    hears(ports, 40)
+    ports.store.rows[job.id] = b.after(job, b.saved(25))
+    assert vitals(ports) == {}
+
+
+def test_a_newest_save_older_than_two_intervals_is_measured(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.requests[job.id] = {"body": json.dumps({"checkpoint": {"interval_s": 1200}})}
+    ports.clock.step(39 * MINUTE)
+    hears(ports, 40)
+    assert vitals(ports) == {}
+    ports.clock.step(2 * MINUTE)
+    assert vitals(ports) == {"LastCommitAgeSeconds": 41 * MINUTE}
+
+
+def test_a_short_interval_wakes_nobody_before_half_an_hour(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.requests[job.id] = {"body": json.dumps({"checkpoint": {"interval_s": 60}})}
+    ports.clock.step(29 * MINUTE)
+    hears(ports, 40)
+    assert vitals(ports) == {}
+    ports.clock.step(2 * MINUTE)
+    assert "LastCommitAgeSeconds" in vitals(ports)
+
+
+def test_an_interval_in_steps_is_judged_by_the_speed_that_the_nodes_told(ports: FakePorts) -> None:
+    job = training(ports)
+    hears(ports, 1, tokens_per_s=1_000.0)
+    nodes = ports.store.nodes([b.LEADER])
+    asked = {"checkpoint": {"interval_steps": 25}, "training": {"global_batch": 16, "sequence_length": 2_500}}
+    assert interval_s(asked, nodes) == 25 * 16 * 2_500 / 1_000
+    assert interval_s({}, []) == 1_800
+    assert job.phase is Phase.RUNNING
+
+
+def test_an_order_that_no_node_has_heard_for_a_minute_is_measured(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.rows[job.id] = b.after(job, b.noticed())
+    ports.clock.step(50)
+    assert "OrdersNotHeard" not in vitals(ports)
+    ports.clock.step(20)
+    assert vitals(ports)["OrdersNotHeard"] == 1
+    ports.store.rows[job.id] = b.after(job, b.noticed(), b.heard())
+    assert "OrdersNotHeard" not in vitals(ports)
+
+
+def test_a_fleet_of_which_no_node_checks_in_is_silent(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started(), b.intended(), b.bought()))
+    ports.owning(job, b.LEADER, b.OTHER)
+    ports.workflow.executions[f"{job.id}-1"] = "RUNNING"
+    ports.clock.step(11 * MINUTE)
+    assert vitals(ports) == {"SilentFleets": 1}
+    facts = Ready(ip="10.0.0.1", port=4, instance_type="c7i.large", zone="us-east-1a")
+    ports.store.update_node(replace(ports.store.owners[b.LEADER], ready=facts))
+    assert vitals(ports) == {}
+
+
+def test_a_training_fleet_that_stops_reporting_is_silent(ports: FakePorts) -> None:
+    training(ports, report_s=300)
+    hears(ports, 5)
+    ports.clock.step(14 * MINUTE)
+    assert vitals(ports) == {}
+    ports.clock.step(2 * MINUTE)
+    assert vitals(ports) == {"SilentFleets": 1}
+
+
+def test_orphans_are_counted(ports: FakePorts) -> None:
+    ports.fleets.add("i-0aaaaaaaaaaaaaaa9", job="gone", fleet="gone-1-0")
+    ports.clock.step(ORPHAN_GRACE_S + 60)
+    assert vitals(ports) == {"Orphans": 1}
+
+
+# -- what is told and kept ---------------------------------------------------------------------------------------------
+
+
+def test_steps_that_no_save_held_are_lost_steps_of_the_job(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.rows[job.id] = b.after(job, b.saved(25), b.lost())
+    hears(ports, 41)
+    assert close_attempt(job.id, 1, ports).lost_steps == 16
+
+
+def test_a_step_that_a_survivor_told_in_an_attempt_before_is_not_lost_twice(ports: FakePorts) -> None:
+    job = training(ports)
+    hears(ports, 41)
+    ports.clock.step(10)
+    ports.store.rows[job.id] = replace(b.after(job, b.saved(25), b.lost()), roster_at=ports.clock())
+    assert close_attempt(job.id, 1, ports).lost_steps == 0
+
+
+def test_the_end_of_a_dead_ranks_log_stands_in_the_history(ports: FakePorts) -> None:
+    job = training(ports)
+    report = reports.Failed(
+        job=job.id, attempt=1, instance=b.LEADER, at=b.NOW, failure="crash", reason="exit 1", log_tail="x" * 3_000 + "!"
+    )
+    NodeReports(ports).take(report)
+    [event] = [event for event in ports.store.events[job.id].values() if type(event).__name__ == "Failed"]
+    assert (len(event.log_tail), event.log_tail[-1]) == (2_000, "!")  # type: ignore[attr-defined]
+
+
+def test_a_job_of_a_reused_identity_fails_with_the_way_out_instead_of_never_starting(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    ports.checkpoints.heads["prefix"] = Head(job=job.id, attempt=7)
+    candidate = Candidate(instance_type="c7i.large", market="spot", nodes=2)
+    answer = Launch(ports).run(job.id, 1, candidates=[candidate], prefix="prefix", time_left_s=120)
+    failed = close_attempt(job.id, 1, ports)
+    assert (answer["outcome"], failed.phase, failed.over) == ("refused", Phase.FAILED, True)
+    assert failed.reason.startswith("identity_reused: ")
+    assert "dedup_id" in failed.reason
+    assert ports.fleets.calls == []
+
+
+def test_an_ended_job_is_kept_for_35_days_and_one_that_is_tried_again_until_its_next_end(ports: FakePorts) -> None:
+    running = training(ports)
+    ended = b.after(running, b.finished(), b.closed())
+    assert ended.ended_at is not None
+    ports.holding(ended)
+    remember(running, ended, ports.store)
+    assert ports.store.expiries == {ended.id: ended.ended_at + KEEP_S}
+    again = b.after(ended, RetryRequested(at=b.NOW + 99, request="retry"))
+    ports.holding(again)
+    remember(ended, again, ports.store)
+    assert ports.store.expiries == {ended.id: None}
+    # The end is told once more, late: the job runs again, and is not forgotten while it does.
+    remember(running, ended, ports.store)
+    assert ports.store.expiries == {ended.id: None}
+
+
+def test_o10_what_a_state_of_the_run_machine_gets_and_gives_is_under_1_kb_whatever_the_gang(ports: FakePorts) -> None:
+    gang = tuple(f"i-{number:017x}" for number in range(256))
+    job = replace(b.a_running_job(nodes=256), doomed=gang, held=gang, reason="x" * 1_000, deadline_at=b.NOW + 120)
+    for state in (job, replace(job, phase=Phase.INTERRUPTED), replace(job, phase=Phase.RESUMING)):
+        answers = [answer_for(state, wait, b.NOW) for wait in Wait]
+        assert all(len(json.dumps(answer)) < 1_024 for answer in answers)
+    ports.holding(b.after(b.a_job(nodes=256), b.started()))
+    candidate = Candidate(instance_type="p5.48xlarge", market="spot", nodes=256)
+    answer = Launch(ports).run(job.id, 1, candidates=[candidate], prefix="prefix", time_left_s=120)
+    assert answer["outcome"] == "launched"
+    assert len(json.dumps(answer)) < 1_024
+    machine = json.loads((b.ROOT / "statemachines" / "run_attempt.asl.json").read_text())
+    steps = [state["Parameters"]["Payload"] for state in machine["States"].values() if "Parameters" in state]
+    assert {name.removesuffix(".$") for step in steps for name in step} == {"job", "attempt", "wait", "again", "token"}
+
+
+def test_the_limits_of_an_ended_job_can_be_extended_for_its_next_try(ports: FakePorts) -> None:
+    failed = b.after(b.a_running_job(), b.failed("user_error"), b.closed())
+    extended = b.after(failed, LimitsExtended(at=b.NOW + 99, request="more", run_s=999_999))
+    assert (extended.run_s, extended.over, extended.ended_at, extended.news) == (
+        999_999,
+        True,
+        failed.ended_at,
+        failed.news,
+    )
+
+
+def test_a_change_of_phase_in_a_jobs_life_touches_no_date(ports: FakePorts) -> None:
+    remember(b.a_job(), training(ports), ports.store)
+    assert ports.store.expiries == {}
