@@ -25,6 +25,7 @@ from holdfast.messages.acceptance import read_acceptance
 from job_contract.orders import Roster, roster_key
 from job_contract.version import decode, plain
 from local.cloud import Cloud
+from local.node_records import rank_lines, write_lines
 from local.stack import REPOSITORY, SCHEDULE_FACTOR, Stack, deploy
 from local.summary import RawRecord, demands, summarize
 
@@ -166,10 +167,10 @@ class Story:
 
     def _metrics(self) -> Iterator[dict[str, Any]]:
         """The last line of each node's metrics."""
-        for path in self.folder.glob("nodes/*/run/metrics.jsonl"):
-            whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            if whole:
-                yield json.loads(whole[-1])
+        newest: dict[str, dict[str, Any]] = {}
+        for line in rank_lines(self.folder, "metrics"):
+            newest[line["instance"]] = line
+        yield from newest.values()
 
     def _tell(self, what: str, text: str, *, at: float | None = None, **more: Any) -> None:
         now = at or time.time()
@@ -183,12 +184,9 @@ class Story:
             print(f"{time.time() - self.started_at:7.1f} s  {text}", flush=True)
 
     def _gather(self) -> None:
-        """Bring what each node wrote into one file a kind."""
-        for name, parts in (("metrics", "run/metrics.jsonl"), ("node_events", "run/events.jsonl")):
-            with (self.folder / f"{name}.jsonl").open("w") as whole:
-                for path in sorted(self.folder.glob(f"nodes/*/{parts}")):
-                    for line in path.read_text().splitlines():
-                        whole.write(json.dumps({**json.loads(line), "instance": path.parents[1].name}) + "\n")
+        """Bring what the ranks wrote into one file a kind."""
+        write_lines(self.folder / "metrics.jsonl", rank_lines(self.folder, "metrics"))
+        write_lines(self.folder / "node_events.jsonl", rank_lines(self.folder, "events"))
 
 
 def _shown(detail: dict[str, Any]) -> str:

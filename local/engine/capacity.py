@@ -126,10 +126,12 @@ class Instance:
 
 @dataclass
 class Pool:
-    """Free machines of one (type, zone, market); `slots` None means plenty. `code` says why when they run out."""
+    """Free machines of one (type, zone, market); `slots` None means plenty. `code` says why when they run out.
+    A `partial` pool gives what it has although a minimum was asked."""
 
     slots: int | None = None
     code: str = "InsufficientInstanceCapacity"
+    partial: bool = False
 
     def take(self, wanted: int) -> int:
         if self.slots is None:
@@ -159,12 +161,21 @@ class Capacity:
     _answers: dict[str, tuple[FleetRequest, FleetAnswer]] = field(default_factory=dict)
 
     def set_pool(
-        self, *, instance_type: str = ANY, zone: str = ANY, market: str = ANY, slots: int | None, code: str = ""
+        self,
+        *,
+        instance_type: str = ANY,
+        zone: str = ANY,
+        market: str = ANY,
+        slots: int | None,
+        code: str = "",
+        partial: bool = False,
     ) -> None:
         """The pool has `slots` free machines and refuses the rest with `code`; a code without slots refuses all."""
         if code and slots is None:
             slots = 0
-        self.pools[(instance_type, zone, market)] = Pool(slots, code or "InsufficientInstanceCapacity")
+        self.pools[(instance_type, zone, market)] = Pool(
+            slots, code or "InsufficientInstanceCapacity", partial
+        )
 
     def create_fleet(self, request: FleetRequest, *, now: float) -> FleetAnswer:
         """The answer to the request, the same one for the same client token. Candidates are tried in their order;
@@ -238,7 +249,7 @@ class Capacity:
             self._undo(taken, request.market)
             if not short:
                 break
-        if _total(best) < request.minimum:
+        if _total(best) < request.minimum and not any(self._pool(one, request.market).partial for one, _ in best):
             self._undo(best, request.market)
             best = []
         filled = tuple(self._launch(fleet_id, candidate, count, request, now) for candidate, count in best)

@@ -13,9 +13,12 @@ PREFIX = "/_holdfast/"
 class Faults:
     def __init__(self, nodes: Nodes, events: EventSource, muted_kinds: set[str]) -> None:
         self._nodes, self._events, self._muted_kinds = nodes, events, muted_kinds
+        self._slow_keys: dict[str, float] = {}
         self._verbs: dict[str, Callable[..., object]] = {
             "interrupt": nodes.interrupt,
             "rebalance": nodes.rebalance,
+            "next_launch": nodes.next_launch,
+            "slow_uploads": self.slow_uploads,
             "kill": nodes.kill,
             "mute": self.mute,
             "set_capacity": self.set_capacity,
@@ -39,11 +42,21 @@ class Faults:
         self._muted_kinds.clear()
         self._muted_kinds.update(reports)
 
-    def set_capacity(self, instance_type: str, zone: str, market: str, slots: int | None, error_code: str) -> None:
+    def set_capacity(
+        self, instance_type: str, zone: str, market: str, slots: int | None, error_code: str, partial: bool
+    ) -> None:
         with self._nodes.lock:
             self._nodes.capacity.set_pool(
-                instance_type=instance_type, zone=zone, market=market, slots=slots, code=error_code
+                instance_type=instance_type, zone=zone, market=market, slots=slots, code=error_code, partial=partial
             )
+
+    def slow_uploads(self, key_part: str, seconds: float) -> None:
+        """From now on each object whose key holds `key_part` takes so long to put; 0 ends it."""
+        self._slow_keys[key_part] = seconds
+
+    def upload_delay_s(self, path: str) -> float:
+        """How long the put of the object at this path is to take."""
+        return max((seconds for part, seconds in self._slow_keys.items() if part in path), default=0.0)
 
     def visible_delay(self, seconds: float) -> None:
         """DescribeInstances shows an instance so late after its launch."""

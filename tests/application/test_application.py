@@ -600,6 +600,18 @@ def test_pause_saves_first_and_resume_may_change_the_number_of_nodes(ports: Fake
     assert (resumed.phase, resumed.nodes, resumed.dispatchable) == (Phase.QUEUED, 4, True)
 
 
+def test_a_job_resumed_on_fewer_nodes_buys_so_many(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    obey(wish("pause"), ports)
+    record(b.saved(40, final=True), job.id, ports)
+    close_attempt(job.id, 1, ports)
+    obey(wish("resume", nodes=1), ports)
+    dispatch(["research"], ports)
+    assert launch(ports, attempt=2) == "launched"
+    assert len(ports.fleets.live) == 1
+    assert ports.store.rows[job.id].gang == 1
+
+
 def test_a_resume_that_overtakes_its_pause_leaves_the_job_running(ports: FakePorts) -> None:
     job = ports.holding(b.a_running_job())
     obey(wish("pause"), ports)
