@@ -17,14 +17,14 @@ from holdfast.runtime.wiring import supervisor
 processor = BatchProcessor(event_type=EventType.SQS)
 
 
-def take(message: Any) -> None:
+def take(record: Any) -> None:
     try:
-        job = obey(read_control(message.body), supervisor())
+        job = obey(read_control(record.body), supervisor())
     except Rejected as refusal:
-        if overtook_its_submit(refusal, received=int(message.attributes.approximate_receive_count)):
+        if overtook_its_submit(refusal, received=int(record.attributes.approximate_receive_count)):
             raise
         logger.info("control refused", code=refusal.code, reason=refusal.reason)
-        supervisor().outbox.result(refusal_id(message.body), "refused", refusal_message(refusal, message.body))
+        supervisor().outbox.result(refusal_id(record.body), "refused", refusal_message(refusal, record.body))
         return
     logger.info("control taken", job_id=job.id, phase=job.phase, intent=job.intent)
 

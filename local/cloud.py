@@ -233,9 +233,9 @@ class Cloud:
         `imds.Metadata`, such as `zone`. Called twice, it is about the next two."""
         self._control("next_launch", instance_type=instance_type, boot_delay_s=boot_delay_s, metadata=metadata)
 
-    def slow_uploads(self, key_part: str, seconds: float) -> None:
-        """From now on each object whose key holds `key_part` takes so long to put; 0 ends it."""
-        self._control("slow_uploads", key_part=key_part, seconds=seconds)
+    def slow_uploads(self, keys: str, seconds: float) -> None:
+        """From now on each object whose key is like `keys` (*.distcp) takes so long to put; 0 ends it."""
+        self._control("slow_uploads", keys=keys, seconds=seconds)
 
     def set_visible_delay(self, seconds: float) -> None:
         """DescribeInstances by id says InvalidInstanceID.NotFound so long after a launch."""

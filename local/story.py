@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import show
-from holdfast.adapters.items import from_item, to_item
 from holdfast.domain.job import Job
 from holdfast.messages.acceptance import read_acceptance
-from job_contract.orders import Roster, roster_key
-from job_contract.version import decode, plain
+from job_contract.version import plain
 from local.cloud import Cloud
 from local.node_records import rank_lines, write_lines
 from local.stack import REPOSITORY, SCHEDULE_FACTOR, Stack, deploy
@@ -122,11 +120,8 @@ class Story:
         self._tell("interruption", what, at=at, instance=victim, notice_s=self.notice_s)
 
     def _victim(self, stack: Stack, job: Job) -> str:
-        assert job.roster_id is not None
-        key = to_item({"key": roster_key(job.id, job.roster_id)})
-        item = stack.cloud.client("dynamodb").get_item(TableName=stack.outputs["OrdersTableName"], Key=key)["Item"]
         wanted = 0 if self.victim == "leader" else 1
-        return next(node.instance for node in decode(Roster, from_item(item)).nodes if node.node_rank == wanted)
+        return next(node.instance for node in stack.members(job) if node.node_rank == wanted)
 
     def _results(self, stack: Stack) -> list[dict[str, Any]]:
         """The first result, and whatever follows it within two more seconds."""
@@ -148,10 +143,7 @@ class Story:
             if event["sk"] in self._told:
                 continue
             self._told.add(event["sk"])
-            step = f", {event['before']} -> {event['after']}" if event["before"] != event["after"] else ""
-            cause = f" ({event['cause']})" if event["cause"] else ""
-            detail = _shown(event["detail"])
-            self._tell("event", f"attempt {event['attempt']}: {event['kind']}{cause}{step}{detail}", of=event["kind"])
+            self._tell("event", in_words(event), of=event["kind"])
 
     def _tell_progress(self) -> int:
         lines = [line for line in self._metrics() if line]
@@ -187,6 +179,13 @@ class Story:
         """Bring what the ranks wrote into one file a kind."""
         write_lines(self.folder / "metrics.jsonl", rank_lines(self.folder, "metrics"))
         write_lines(self.folder / "node_events.jsonl", rank_lines(self.folder, "events"))
+
+
+def in_words(event: dict[str, Any]) -> str:
+    """One line for one event of a job's history."""
+    step = f", {event['before']} -> {event['after']}" if event["before"] != event["after"] else ""
+    cause = f" ({event['cause']})" if event["cause"] else ""
+    return f"attempt {event['attempt']}: {event['kind']}{cause}{step}{_shown(event['detail'])}"
 
 
 def _shown(detail: dict[str, Any]) -> str:

@@ -173,9 +173,7 @@ class Capacity:
         """The pool has `slots` free machines and refuses the rest with `code`; a code without slots refuses all."""
         if code and slots is None:
             slots = 0
-        self.pools[(instance_type, zone, market)] = Pool(
-            slots, code or "InsufficientInstanceCapacity", partial
-        )
+        self.pools[(instance_type, zone, market)] = Pool(slots, code or "InsufficientInstanceCapacity", partial)
 
     def create_fleet(self, request: FleetRequest, *, now: float) -> FleetAnswer:
         """The answer to the request, the same one for the same client token. Candidates are tried in their order;

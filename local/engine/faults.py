@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 
 from local.engine import capacity as model
 from local.engine.events import EventSource
@@ -50,13 +51,13 @@ class Faults:
                 instance_type=instance_type, zone=zone, market=market, slots=slots, code=error_code, partial=partial
             )
 
-    def slow_uploads(self, key_part: str, seconds: float) -> None:
-        """From now on each object whose key holds `key_part` takes so long to put; 0 ends it."""
-        self._slow_keys[key_part] = seconds
+    def slow_uploads(self, keys: str, seconds: float) -> None:
+        """From now on each object whose key is like `keys` takes so long to put; 0 ends it."""
+        self._slow_keys[keys] = seconds
 
     def upload_delay_s(self, path: str) -> float:
         """How long the put of the object at this path is to take."""
-        return max((seconds for part, seconds in self._slow_keys.items() if part in path), default=0.0)
+        return max((seconds for keys, seconds in self._slow_keys.items() if fnmatchcase(path, keys)), default=0.0)
 
     def visible_delay(self, seconds: float) -> None:
         """DescribeInstances shows an instance so late after its launch."""
