@@ -118,6 +118,7 @@ class Instance:
     state: str = "pending"
     reason: str = ""
     ended_at: float | None = None
+    claimed: bool = False
 
     @property
     def reason_text(self) -> str:
@@ -200,6 +201,10 @@ class Capacity:
         """A pending instance is running; whether anything changed."""
         return self._move(instance_id, {"pending"}, "running")
 
+    def claim(self, instance_id: str) -> None:
+        """AWS wants the machine back: whoever ends it, nobody gets its slot."""
+        self.instances[instance_id].claimed = True
+
     def shut_down(self, instance_id: str, reason: str, *, now: float) -> bool:
         """A pending or running instance is shutting down for the reason; whether anything changed."""
         if not self._move(instance_id, {"pending", "running"}, "shutting-down"):
@@ -209,11 +214,12 @@ class Capacity:
         return True
 
     def terminate(self, instance_id: str) -> bool:
-        """An instance that was shutting down is terminated. Its slot is free again unless AWS took the machine away."""
+        """An instance that was shutting down is terminated. Its slot is free again unless AWS took the machine away, or
+        has claimed it by a notice."""
         if not self._move(instance_id, {"shutting-down"}, "terminated"):
             return False
         one = self.instances[instance_id]
-        if one.reason.startswith("Client."):
+        if one.reason.startswith("Client.") and not one.claimed:
             self._pool(one.candidate, one.market).give_back(1)
         return True
 

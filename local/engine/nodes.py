@@ -85,6 +85,8 @@ class Nodes:
     def interrupt(self, instance_id: str, *, notice_s: float, event: bool, metadata: bool) -> float:
         """A spot notice by each way that is switched on; when it ends, the machine is gone. The time of publication."""
         node = self._node(instance_id)
+        with self.lock:
+            self.capacity.claim(instance_id)
         published_at = time.time()
         if metadata:
             node.metadata.instance_action = {"action": "terminate", "time": iso(published_at + notice_s)}

@@ -19,6 +19,9 @@ Play = Callable[[Stage], None]
 DISTURB_AT_STEP = 25
 NOTICE_S = 20.0
 SECOND_NOTICE_AFTER_S = 7.0
+SLOW_PUT_S = 3.5
+"""Shards, part and manifest follow each other: a save takes ten seconds. An agent waits five for an answer."""
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -87,8 +90,8 @@ def two_interruptions(stage: Stage) -> None:
     job = stage.submit()
     stage.train_to(DISTURB_AT_STEP)
     # On AWS a forced save takes a minute; here it would be over before the second notice.
-    shards = f"*/{job.id}/saves/*.distcp"
-    stage.cloud.slow_uploads(shards, SECOND_NOTICE_AFTER_S + 2)
+    saves = f"*/{job.id}/saves/*"
+    stage.cloud.slow_uploads(saves, SLOW_PUT_S)
     first, second = stage.members()
     at = stage.cloud.interrupt(second, NOTICE_S + 10)
     stage.tell(f"notice for {second}")
@@ -96,7 +99,7 @@ def two_interruptions(stage: Stage) -> None:
     stage.cloud.interrupt(first, NOTICE_S + 10)
     stage.tell(f"notice for {first}")
     stage.until("the forced save is committed", lambda: stage.job().phase == "resuming", within_s=30)
-    stage.cloud.slow_uploads(shards, 0)
+    stage.cloud.slow_uploads(saves, 0)
     job = stage.finish()
     finals = [one for one in _saves(stage) if one["detail"]["final"]]
     stage.check("one forced save, one recovery", len(finals) == 1 and job.attempt == 2, f"{job.attempt} attempts")
