@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -64,6 +65,12 @@ def perform(scenario: Scenario, theatre: Theatre) -> Verdict:
     return verdict
 
 
+def broken(name: str, error: BaseException, folder: Path) -> Verdict:
+    """The traceback is in the scenario's record; return the verdict on a scenario that could not be judged."""
+    (folder / name / "error.txt").write_text("".join(traceback.format_exception(error)))
+    return Verdict(name, "MISSED", 0.0, f"{error!r}; see {folder / name / 'error.txt'}")
+
+
 def perform_all(
     scenarios: Sequence[Scenario], folder: Path, *, lanes: int = LANES, loud: bool = False
 ) -> Iterator[Verdict]:
@@ -75,9 +82,10 @@ def perform_all(
         theatre = Theatre(stack, Results(stack), folder, loud)
         with ThreadPoolExecutor(lanes, thread_name_prefix="lane") as pool:
             try:
-                playing = [pool.submit(perform, scenario, theatre) for scenario in scenarios]
-                for verdict in as_completed(playing):
-                    yield verdict.result()
+                playing = {pool.submit(perform, scenario, theatre): scenario.name for scenario in scenarios}
+                for played in as_completed(playing):
+                    error = played.exception()
+                    yield played.result() if error is None else broken(playing[played], error, folder)
             finally:
                 theatre.closing.set()
                 pool.shutdown(cancel_futures=True)

@@ -120,6 +120,11 @@ class Stage:
 
         return self.until(f"step {step} is trained", there)
 
+    def wait(self, seconds: float) -> None:
+        """So much time has passed. Raises Missed when the theatre is closed meanwhile."""
+        if self.theatre.closing.wait(seconds):
+            raise Missed("stopped")
+
     def until(self, what: str, look: Callable[[], T | None], *, within_s: float = 90.0) -> T:
         """Return the first true thing that `look` returns. Raises Missed when none comes in time."""
         give_up_at = time.monotonic() + within_s
@@ -128,8 +133,7 @@ class Stage:
             if found := look():
                 self._tell_history()
                 return found
-            if self.theatre.closing.wait(LOOK_S):
-                raise Missed("stopped")
+            self.wait(LOOK_S)
         job = self._table.load(self.job_id)
         where = f"{job.phase}: {job.stage}; {job.reason}" if job else "no such job"
         raise Missed(f"not within {within_s:g} s: {what} ({where})")

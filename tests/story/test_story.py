@@ -66,6 +66,7 @@ def test_every_figure_of_the_summary_follows_from_the_raw_record(told: tuple[Pat
         "first_loss": by_time[0]["loss"],
         "last_loss": by_time[-1]["loss"],
         "fleets_launched": len([call for call in fleets if call["response"]["Instances"]]),
+        "machines_bought": len(list((folder / "nodes").iterdir())),
         "jobs_created": 1,
         "instances_left": 0,
         "processes_left": 0,

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import singledispatchmethod
 
+from holdfast.application.notices import interrupted
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import gate
@@ -16,7 +17,6 @@ from holdfast.domain.events import (
     Event,
     Failed,
     GateRefused,
-    InterruptionNoticed,
     OrderHeard,
     TrainingFinished,
     TrainingStarted,
@@ -136,16 +136,8 @@ class NodeReports:
 
     @_take.register
     def _(self, report: reports.NoticeSeen, node: Node) -> None:
-        self._record(
-            InterruptionNoticed(
-                at=report.at,
-                attempt=report.attempt,
-                instance=report.instance,
-                deadline_at=report.deadline_at,
-                cause="metadata",
-            ),
-            report.job,
-        )
+        # About the machine, not about the attempt under which the node says it: it may be held, or in the next one.
+        interrupted(report.instance, self.ports, deadline_at=report.deadline_at, cause="metadata")
 
     def _record(self, event: Event, job_id: str) -> None:
         record(event, job_id, self.ports)

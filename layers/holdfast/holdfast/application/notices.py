@@ -9,7 +9,7 @@ from holdfast.domain.job import Job
 from holdfast.domain.ownership import Ownership
 
 
-def interrupted(instance: str, ports: Ports, *, deadline_at: float) -> Job | None:
+def interrupted(instance: str, ports: Ports, *, deadline_at: float, cause: str = "spot warning") -> Job | None:
     """The owner's job is interrupted, the order to save is out; None when the instance is nobody's of ours."""
     node = ports.store.node(instance)
     if node is None:
@@ -19,7 +19,7 @@ def interrupted(instance: str, ports: Ports, *, deadline_at: float) -> Job | Non
         ports.store.mark_ending([instance], node.job, ports.clock())
         return ports.store.load(node.job)
     event = InterruptionNoticed(
-        at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause="spot warning"
+        at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause=cause
     )
     return record(event, node.job, ports)
 
