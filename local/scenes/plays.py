@@ -253,15 +253,16 @@ def pool_warning(stage: Stage) -> None:
 
 
 def hang(stage: Stage) -> None:
-    """A rank stands still while its agent beats on."""
+    """All ranks stand still while their agents beat on. (Of one that stands still its peers would say so.)"""
     stage.submit()
     stage.train_to(DISTURB_AT_STEP)
-    [pid] = _ranks_of(stage, stage.members()[1])
-    os.kill(pid, signal.SIGSTOP)
-    stage.tell(f"rank process {pid} is stopped")
+    for pid in (pid for instance in stage.members() for pid in _ranks_of(stage, instance)):
+        os.kill(pid, signal.SIGSTOP)
+        stage.tell(f"rank process {pid} is stopped")
     at = time.time()
     failed = stage.until("the hang is seen", lambda: stage.history("failed"), within_s=240)[0]
-    stage.check(f"seen after {failed['at'] - at:.0f} s", failed["detail"]["failure"] == "hang", failed["detail"])
+    seen = failed["detail"]["failure"] == "hang"
+    stage.check(f"seen from step progress after {failed['at'] - at:.0f} s", seen, failed["detail"])
     job = stage.finish()
     stage.check("both machines replaced", len(stage.instances()) == 4 and job.charged == {"hang": 1}, job.charged)
 
