@@ -27,8 +27,12 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install -q --no-deps -e .
 	@touch $@
 
-run: $(READY) ## the main job, live on the embedded cloud (NOTICE=all|event|metadata|none VICTIM=leader|other)
+run: $(READY) ## the main job, live (NOTICE=all|event|metadata|none VICTIM=leader|other), or SCENARIO=name|all
+ifdef SCENARIO
+	@$(BIN)/python -m local.scenarios $(SCENARIO)
+else
 	@$(BIN)/python -m local.story --notice $(NOTICE) --victim $(VICTIM) --notice-s $(NOTICE_S)
+endif
 
 test: $(READY) ## all tests
 	$(BIN)/python -m pytest --durations=10

@@ -214,11 +214,28 @@ class Cloud:
         *,
         slots: int | None,
         error_code: str = "",
+        partial: bool = False,
     ) -> None:
-        """So many free machines (None: plenty); more are refused with the code (InsufficientInstanceCapacity)."""
+        """So many free machines (None: plenty); more are refused with the code (InsufficientInstanceCapacity).
+        With `partial`, what there is is given although a minimum was asked."""
         self._control(
-            "set_capacity", instance_type=instance_type, zone=zone, market=market, slots=slots, error_code=error_code
+            "set_capacity",
+            instance_type=instance_type,
+            zone=zone,
+            market=market,
+            slots=slots,
+            error_code=error_code,
+            partial=partial,
         )
+
+    def next_launch(self, instance_type: str, *, boot_delay_s: float | None = None, **metadata: object) -> None:
+        """The next machine that is launched of this type boots so late, or tells other things of itself: any field of
+        `imds.Metadata`, such as `zone`. Called twice, it is about the next two."""
+        self._control("next_launch", instance_type=instance_type, boot_delay_s=boot_delay_s, metadata=metadata)
+
+    def slow_uploads(self, keys: str, seconds: float) -> None:
+        """From now on each object whose key is like `keys` (*.distcp) takes so long to put; 0 ends it."""
+        self._control("slow_uploads", keys=keys, seconds=seconds)
 
     def set_visible_delay(self, seconds: float) -> None:
         """DescribeInstances by id says InvalidInstanceID.NotFound so long after a launch."""

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.adapters.items import from_item, to_item
 from holdfast.adapters.job_table import JobTable
+from holdfast.domain.job import Job
+from job_contract.orders import Roster, RosterNode, roster_key
+from job_contract.version import decode
 from local.cloud import Cloud
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -31,6 +35,18 @@ class Stack:
             QueueUrl=self.outputs["ResultQueueUrl"], WaitTimeSeconds=wait_s, MaxNumberOfMessages=10
         )
         return [message["Body"] for message in answer.get("Messages", [])]
+
+    def send_control(self, body: str) -> None:
+        self.cloud.client("sqs").send_message(QueueUrl=self.outputs["ControlQueueUrl"], MessageBody=body)
+
+    def members(self, job: Job) -> tuple[RosterNode, ...]:
+        """The nodes of the job's newest roster, by node rank; none before its ranks were first started."""
+        roster_id = job.roster_id or job.last_roster_id
+        if roster_id is None:
+            return ()
+        key = to_item({"key": roster_key(job.id, roster_id)})
+        item = self.cloud.client("dynamodb").get_item(TableName=self.outputs["OrdersTableName"], Key=key)["Item"]
+        return decode(Roster, from_item(item)).nodes
 
     def table(self) -> JobTable:
         client: Any = self.cloud.client("dynamodb")

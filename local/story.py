@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import show
-from holdfast.adapters.items import from_item, to_item
 from holdfast.domain.job import Job
 from holdfast.messages.acceptance import read_acceptance
-from job_contract.orders import Roster, roster_key
-from job_contract.version import decode, plain
+from job_contract.version import plain
 from local.cloud import Cloud
+from local.node_records import rank_lines, write_lines
 from local.stack import REPOSITORY, SCHEDULE_FACTOR, Stack, deploy
 from local.summary import RawRecord, demands, summarize
 
@@ -121,11 +120,8 @@ class Story:
         self._tell("interruption", what, at=at, instance=victim, notice_s=self.notice_s)
 
     def _victim(self, stack: Stack, job: Job) -> str:
-        assert job.roster_id is not None
-        key = to_item({"key": roster_key(job.id, job.roster_id)})
-        item = stack.cloud.client("dynamodb").get_item(TableName=stack.outputs["OrdersTableName"], Key=key)["Item"]
         wanted = 0 if self.victim == "leader" else 1
-        return next(node.instance for node in decode(Roster, from_item(item)).nodes if node.node_rank == wanted)
+        return next(node.instance for node in stack.members(job) if node.node_rank == wanted)
 
     def _results(self, stack: Stack) -> list[dict[str, Any]]:
         """The first result, and whatever follows it within two more seconds."""
@@ -147,10 +143,7 @@ class Story:
             if event["sk"] in self._told:
                 continue
             self._told.add(event["sk"])
-            step = f", {event['before']} -> {event['after']}" if event["before"] != event["after"] else ""
-            cause = f" ({event['cause']})" if event["cause"] else ""
-            detail = _shown(event["detail"])
-            self._tell("event", f"attempt {event['attempt']}: {event['kind']}{cause}{step}{detail}", of=event["kind"])
+            self._tell("event", in_words(event), of=event["kind"])
 
     def _tell_progress(self) -> int:
         lines = [line for line in self._metrics() if line]
@@ -166,10 +159,10 @@ class Story:
 
     def _metrics(self) -> Iterator[dict[str, Any]]:
         """The last line of each node's metrics."""
-        for path in self.folder.glob("nodes/*/run/metrics.jsonl"):
-            whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            if whole:
-                yield json.loads(whole[-1])
+        newest: dict[str, dict[str, Any]] = {}
+        for line in rank_lines(self.folder, "metrics"):
+            newest[line["instance"]] = line
+        yield from newest.values()
 
     def _tell(self, what: str, text: str, *, at: float | None = None, **more: Any) -> None:
         now = at or time.time()
@@ -183,12 +176,16 @@ class Story:
             print(f"{time.time() - self.started_at:7.1f} s  {text}", flush=True)
 
     def _gather(self) -> None:
-        """Bring what each node wrote into one file a kind."""
-        for name, parts in (("metrics", "run/metrics.jsonl"), ("node_events", "run/events.jsonl")):
-            with (self.folder / f"{name}.jsonl").open("w") as whole:
-                for path in sorted(self.folder.glob(f"nodes/*/{parts}")):
-                    for line in path.read_text().splitlines():
-                        whole.write(json.dumps({**json.loads(line), "instance": path.parents[1].name}) + "\n")
+        """Bring what the ranks wrote into one file a kind."""
+        write_lines(self.folder / "metrics.jsonl", rank_lines(self.folder, "metrics"))
+        write_lines(self.folder / "node_events.jsonl", rank_lines(self.folder, "events"))
+
+
+def in_words(event: dict[str, Any]) -> str:
+    """One line for one event of a job's history."""
+    step = f", {event['before']} -> {event['after']}" if event["before"] != event["after"] else ""
+    cause = f" ({event['cause']})" if event["cause"] else ""
+    return f"attempt {event['attempt']}: {event['kind']}{cause}{step}{_shown(event['detail'])}"
 
 
 def _shown(detail: dict[str, Any]) -> str:

@@ -66,6 +66,7 @@ def summarize(record: RawRecord) -> dict[str, Any]:
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
         "fleets_launched": len({call["response"]["FleetId"] for call in record.ec2_calls if _bought(call)}),
+        "machines_bought": len(record.end["instances"]),
         "jobs_created": record.end["jobs_created"],
         "instances_left": len([one for one in record.end["instances"] if one["state"] != "terminated"]),
         "processes_left": len(record.end["processes"]),
@@ -89,6 +90,8 @@ def demands(summary: dict[str, Any], notice: str) -> list[Row]:
         _equal(summary, "jobs_created", 1),
         _equal(summary, "result_ids", 1),
         _equal(summary, "fleets_launched", 2),
+        # Two at first, and one for the one that was taken: the survivor is used again.
+        _equal(summary, "machines_bought", 3),
         _equal(summary, "instances_left", 0),
         _equal(summary, "processes_left", 0),
         _below(summary, "last_loss", summary["first_loss"], "first_loss"),

@@ -118,6 +118,7 @@ class Instance:
     state: str = "pending"
     reason: str = ""
     ended_at: float | None = None
+    claimed: bool = False
 
     @property
     def reason_text(self) -> str:
@@ -126,10 +127,12 @@ class Instance:
 
 @dataclass
 class Pool:
-    """Free machines of one (type, zone, market); `slots` None means plenty. `code` says why when they run out."""
+    """Free machines of one (type, zone, market); `slots` None means plenty. `code` says why when they run out.
+    A `partial` pool gives what it has although a minimum was asked."""
 
     slots: int | None = None
     code: str = "InsufficientInstanceCapacity"
+    partial: bool = False
 
     def take(self, wanted: int) -> int:
         if self.slots is None:
@@ -159,12 +162,19 @@ class Capacity:
     _answers: dict[str, tuple[FleetRequest, FleetAnswer]] = field(default_factory=dict)
 
     def set_pool(
-        self, *, instance_type: str = ANY, zone: str = ANY, market: str = ANY, slots: int | None, code: str = ""
+        self,
+        *,
+        instance_type: str = ANY,
+        zone: str = ANY,
+        market: str = ANY,
+        slots: int | None,
+        code: str = "",
+        partial: bool = False,
     ) -> None:
         """The pool has `slots` free machines and refuses the rest with `code`; a code without slots refuses all."""
         if code and slots is None:
             slots = 0
-        self.pools[(instance_type, zone, market)] = Pool(slots, code or "InsufficientInstanceCapacity")
+        self.pools[(instance_type, zone, market)] = Pool(slots, code or "InsufficientInstanceCapacity", partial)
 
     def create_fleet(self, request: FleetRequest, *, now: float) -> FleetAnswer:
         """The answer to the request, the same one for the same client token. Candidates are tried in their order;
@@ -191,6 +201,10 @@ class Capacity:
         """A pending instance is running; whether anything changed."""
         return self._move(instance_id, {"pending"}, "running")
 
+    def claim(self, instance_id: str) -> None:
+        """AWS wants the machine back: whoever ends it, nobody gets its slot."""
+        self.instances[instance_id].claimed = True
+
     def shut_down(self, instance_id: str, reason: str, *, now: float) -> bool:
         """A pending or running instance is shutting down for the reason; whether anything changed."""
         if not self._move(instance_id, {"pending", "running"}, "shutting-down"):
@@ -200,11 +214,12 @@ class Capacity:
         return True
 
     def terminate(self, instance_id: str) -> bool:
-        """An instance that was shutting down is terminated. Its slot is free again unless AWS took the machine away."""
+        """An instance that was shutting down is terminated. Its slot is free again unless AWS took the machine away, or
+        has claimed it by a notice."""
         if not self._move(instance_id, {"shutting-down"}, "terminated"):
             return False
         one = self.instances[instance_id]
-        if one.reason.startswith("Client."):
+        if one.reason.startswith("Client.") and not one.claimed:
             self._pool(one.candidate, one.market).give_back(1)
         return True
 
@@ -238,7 +253,7 @@ class Capacity:
             self._undo(taken, request.market)
             if not short:
                 break
-        if _total(best) < request.minimum:
+        if _total(best) < request.minimum and not any(self._pool(one, request.market).partial for one, _ in best):
             self._undo(best, request.market)
             best = []
         filled = tuple(self._launch(fleet_id, candidate, count, request, now) for candidate, count in best)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 
 from local.engine import capacity as model
 from local.engine.events import EventSource
@@ -13,9 +14,12 @@ PREFIX = "/_holdfast/"
 class Faults:
     def __init__(self, nodes: Nodes, events: EventSource, muted_kinds: set[str]) -> None:
         self._nodes, self._events, self._muted_kinds = nodes, events, muted_kinds
+        self._slow_keys: dict[str, float] = {}
         self._verbs: dict[str, Callable[..., object]] = {
             "interrupt": nodes.interrupt,
             "rebalance": nodes.rebalance,
+            "next_launch": nodes.next_launch,
+            "slow_uploads": self.slow_uploads,
             "kill": nodes.kill,
             "mute": self.mute,
             "set_capacity": self.set_capacity,
@@ -39,11 +43,21 @@ class Faults:
         self._muted_kinds.clear()
         self._muted_kinds.update(reports)
 
-    def set_capacity(self, instance_type: str, zone: str, market: str, slots: int | None, error_code: str) -> None:
+    def set_capacity(
+        self, instance_type: str, zone: str, market: str, slots: int | None, error_code: str, partial: bool
+    ) -> None:
         with self._nodes.lock:
             self._nodes.capacity.set_pool(
-                instance_type=instance_type, zone=zone, market=market, slots=slots, code=error_code
+                instance_type=instance_type, zone=zone, market=market, slots=slots, code=error_code, partial=partial
             )
+
+    def slow_uploads(self, keys: str, seconds: float) -> None:
+        """From now on each object whose key is like `keys` takes so long to put; 0 ends it."""
+        self._slow_keys[keys] = seconds
+
+    def upload_delay_s(self, path: str) -> float:
+        """How long the put of the object at this path is to take."""
+        return max((seconds for keys, seconds in self._slow_keys.items() if fnmatchcase(path, keys)), default=0.0)
 
     def visible_delay(self, seconds: float) -> None:
         """DescribeInstances shows an instance so late after its launch."""

@@ -62,6 +62,8 @@ class Gateway:
         if not call.mutates_by_head():
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "PUT" and (delay_s := self._faults.upload_delay_s(scope["path"])):
+            await asyncio.sleep(delay_s)
 
         async def received():
             message = await receive()

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from local.engine import capacity as model
@@ -46,6 +46,7 @@ class Nodes:
         self.lock = threading.RLock()
         self._settings, self._events, self._forker = settings, events, forker
         self._nodes: dict[str, Node] = {}
+        self._oddities: dict[str, list[tuple[float | None, dict]]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._wake = threading.Event()
@@ -63,10 +64,16 @@ class Nodes:
             launched_at=instance.launched_at,
             tags=instance.tags,
         )
+        boot_delay_s, facts = self._oddity(instance.candidate.instance_type)
         with self.lock:
-            self._nodes[instance.instance_id] = Node(metadata, user_data)
+            self._nodes[instance.instance_id] = Node(replace(metadata, **facts), user_data)
         self._at(0.0, lambda: self._events.state_changed(instance.instance_id, "pending"))
-        self._at(self._settings.boot_delay_s, lambda: self._boot(instance.instance_id))
+        self._at(boot_delay_s, lambda: self._boot(instance.instance_id))
+
+    def next_launch(self, instance_type: str, *, boot_delay_s: float | None, metadata: dict) -> None:
+        """One more machine of this type, the next that is launched, boots so late, or tells these things of itself."""
+        with self.lock:
+            self._oddities.setdefault(instance_type, []).append((boot_delay_s, metadata))
 
     def terminate(self, instance_id: str) -> None:
         """The instance is shutting down at once; its agent has SIGTERM, and after the grace SIGKILL ends all of it."""
@@ -78,6 +85,8 @@ class Nodes:
     def interrupt(self, instance_id: str, *, notice_s: float, event: bool, metadata: bool) -> float:
         """A spot notice by each way that is switched on; when it ends, the machine is gone. The time of publication."""
         node = self._node(instance_id)
+        with self.lock:
+            self.capacity.claim(instance_id)
         published_at = time.time()
         if metadata:
             node.metadata.instance_action = {"action": "terminate", "time": iso(published_at + notice_s)}
@@ -104,6 +113,13 @@ class Nodes:
         """The tail of what the node wrote."""
         path = self._directory(instance_id) / "agent.log"
         return path.read_bytes()[-size:] if path.exists() else b""
+
+    def _oddity(self, instance_type: str) -> tuple[float, dict]:
+        """The boot delay of the next machine of this type, and the facts of its metadata that are to be others."""
+        with self.lock:
+            waiting = self._oddities.get(instance_type)
+            boot_delay_s, facts = waiting.pop(0) if waiting else (None, {})
+        return self._settings.boot_delay_s if boot_delay_s is None else boot_delay_s, facts
 
     def _node(self, instance_id: str) -> Node:
         with self.lock:

@@ -550,6 +550,37 @@ def test_a_survivor_keeps_its_rank_and_its_old_check_in_does_not_count(ports: Fa
     assert roster.rank_of(b.LEADER) == 1
 
 
+def a_notice_seen(instance: str, attempt: int = 1) -> reports.NoticeSeen:
+    return reports.NoticeSeen(
+        job="demo-0123456789",
+        attempt=attempt,
+        instance=instance,
+        at=b.NOW,
+        action="terminate",
+        deadline_at=b.NOW + 120,
+    )
+
+
+def test_a_held_node_that_sees_its_own_notice_has_no_part_in_the_next_attempt(ports: FakePorts) -> None:
+    job = a_lost_job(ports)
+    release_fleet(job.id, 1, ports)
+    NodeReports(ports).take(a_notice_seen(b.LEADER))
+    closed_and_dispatched(ports, job)
+    assert launch(ports, attempt=2) == "launched"
+    members = ports.store.intents[str(ports.store.rows[job.id].fleet)].instances
+    assert len(members) == 2
+    assert b.LEADER not in members
+
+
+def test_a_notice_that_was_told_under_the_old_attempt_dooms_the_node_in_its_new_one(ports: FakePorts) -> None:
+    job = a_lost_job(ports)
+    release_fleet(job.id, 1, ports)
+    closed_and_dispatched(ports, job)
+    launch(ports, attempt=2)
+    NodeReports(ports).take(a_notice_seen(b.LEADER, attempt=1))
+    assert ports.store.rows[job.id].doomed == (b.LEADER,)
+
+
 def test_survivors_wait_for_the_missing_node_then_shrink_to_min_nodes(ports: FakePorts) -> None:
     job = a_lost_job(ports, min_nodes=1)
     release_fleet(job.id, 1, ports)
@@ -630,6 +661,18 @@ def test_pause_saves_first_and_resume_may_change_the_number_of_nodes(ports: Fake
     obey(wish("resume", nodes=4), ports)
     resumed = ports.store.rows[job.id]
     assert (resumed.phase, resumed.nodes, resumed.dispatchable) == (Phase.QUEUED, 4, True)
+
+
+def test_a_job_resumed_on_fewer_nodes_buys_so_many(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    obey(wish("pause"), ports)
+    record(b.saved(40, final=True), job.id, ports)
+    close_attempt(job.id, 1, ports)
+    obey(wish("resume", nodes=1), ports)
+    dispatch(ports)
+    assert launch(ports, attempt=2) == "launched"
+    assert len(ports.fleets.live) == 1
+    assert ports.store.rows[job.id].gang == 1
 
 
 def test_a_resume_that_overtakes_its_pause_leaves_the_job_running(ports: FakePorts) -> None:

@@ -55,6 +55,24 @@ def test_a_gang_is_bought_whole_or_not_at_all():
     assert len(model.create_fleet(gang(A, target=3, minimum=3), now=0).instance_ids) == 3
 
 
+def test_a_partial_pool_gives_what_it_has_although_a_minimum_was_asked():
+    model = capacity()
+    model.set_pool(instance_type=A.instance_type, zone=A.zone, market="spot", slots=3, partial=True)
+    answer = model.create_fleet(gang(A), now=0)
+    assert len(answer.instance_ids) == 3
+    assert [one.code for one in answer.refused] == ["InsufficientInstanceCapacity"]
+
+
+def test_the_slot_of_a_machine_that_aws_has_claimed_is_not_free_when_its_owner_ends_it():
+    model = capacity()
+    slots(model, A, 1)
+    [first] = model.create_fleet(gang(A, target=1, minimum=1), now=0).instance_ids
+    model.claim(first)
+    model.shut_down(first, "Client.UserInitiatedShutdown", now=1)
+    model.terminate(first)
+    assert model.create_fleet(gang(A, target=1, minimum=1), now=2).instance_ids == ()
+
+
 def test_the_next_candidate_is_taken_when_the_first_is_cold():
     model = capacity()
     slots(model, A, 2)

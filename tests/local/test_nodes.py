@@ -134,6 +134,18 @@ def test_a_node_that_dies_unseen_is_shown_running_until_it_is_terminated(stack):
     eventually(lambda: stack.state(instance_id) == "terminated")
 
 
+def test_the_next_machine_of_a_type_may_tell_other_things_of_itself(stack):
+    stack.cloud.next_launch("c5.large", zone="us-east-1f")
+    odd, plain = (stack.launch()["Instances"][0]["InstanceIds"][0] for _ in range(2))
+    zones = []
+    for one in (odd, plain):
+        imds = running(stack, one)["imds"]
+        zones.append(fetch(imds, "meta-data/placement/availability-zone", token_of(imds))[1])
+    assert zones == ["us-east-1f", "us-east-1a"]
+    stack.client("ec2").terminate_instances(InstanceIds=[odd, plain])
+    eventually(lambda: {stack.state(odd), stack.state(plain)} == {"terminated"})
+
+
 def test_an_agent_that_exits_takes_its_machine_with_it(stack):
     leave = stack.cloud.root / "nodes" / "leave"
     leave.touch()

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest
+from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest, keep_records
 from agent.heartbeat import Heartbeat
 from agent.identity import Identity
 from agent.imds import Notice
@@ -167,9 +167,10 @@ class Agent:
         if seen.orders.action is not Action.RUN:
             self._answer_unstarted(seen.orders)
             return
-        if self.attempt:
-            keep_newest(self.attempt, self.tools.settings)
         try:
+            if self.attempt:
+                keep_newest(self.attempt, self.tools.settings)
+                keep_records(self.attempt, self.tools.settings)
             self.attempt = Attempt(seen, seen.roster, node_rank, self.tools)
             self.attempt.start(free_port=self._port.release)
         except OSError as error:

@@ -39,6 +39,9 @@ T = TypeVar("T")
 STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
 
+RECORDS = ("metrics.jsonl", "events.jsonl", "logs", "outcome")
+PAST_ATTEMPTS = 5
+
 NOTHING_TO_SAVE = "stopped as ordered before a step was finished: there was nothing to save"
 
 
@@ -305,7 +308,7 @@ class Attempt:
         match result:
             case Saved(committed):
                 self._saved[result.name] = committed
-                shutil.rmtree(self._run_dir / "restore", ignore_errors=True)
+                self._forget_what_was_restored()
                 self._say_saved(committed, final=self._is_final(committed))
             case SaveFailed(name, final, reason):
                 self._journal.note("save_failed", save=name, reason=reason)
@@ -315,6 +318,11 @@ class Attempt:
                 self._over(Failed, failure="fenced", reason=reason)
             case Found(name, committed):
                 self._found(name, committed)
+
+    def _forget_what_was_restored(self) -> None:
+        """Local disk has room for the newest committed save and the one in flight."""
+        for folder in (self._run_dir / "restore", self._tools.settings.kept_dir):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _is_final(self, committed: Committed) -> bool:
         manifest = committed.manifest
@@ -391,3 +399,17 @@ def keep_newest(attempt: Attempt, settings: Settings) -> None:
     shutil.rmtree(settings.kept_dir, ignore_errors=True)
     settings.kept_dir.mkdir(parents=True)
     source.rename(settings.kept_dir / newest)
+
+
+def keep_records(attempt: Attempt, settings: Settings) -> None:
+    """What the ranks of the attempt wrote of themselves lies in the past directory, with that of the last few others;
+    the run directory may be cleared.
+    """
+    target = settings.past_dir / f"attempt-{attempt.number:04d}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in RECORDS:
+        if (settings.run_dir / name).exists():
+            (settings.run_dir / name).rename(target / name)
+    for folder in sorted(settings.past_dir.iterdir())[:-PAST_ATTEMPTS]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -56,6 +56,7 @@ class Fetch:
         self._local, self._bucket, self._downloads, self._journal = tuple(local), bucket, downloads, journal
         self._manifests: dict[SavePointer, Manifest] = {}
         self._verified: set[tuple[SavePointer, str]] = set()
+        self._taken_local: set[str] = set()
         self.loop = Loop("fetch", self._round, journal)
 
     def _round(self) -> float:
@@ -81,10 +82,17 @@ class Fetch:
             return Provided(number=needs.number, folder=str(self._run_dir / "restore"), damaged=(damage,))
         folder = self._run_dir / "restore" / needs.save.save
         folder.mkdir(parents=True, exist_ok=True)
+        self._taken_local.clear()
         damaged = self._provide_into(folder, needs)
         for damage in damaged:
             self._journal.note("damaged", save=damage.save, file=damage.file, reason=damage.reason)
-        self._journal.note("provided", save=needs.save.save, files=len(needs.files), damaged=len(damaged))
+        self._journal.note(
+            "provided",
+            save=needs.save.save,
+            files=len(needs.files),
+            local=len(self._taken_local),
+            damaged=len(damaged),
+        )
         return Provided(number=needs.number, folder=str(folder), damaged=damaged)
 
     def _provide_into(self, folder: Path, needs: Needs) -> tuple[FellBack, ...]:
@@ -124,6 +132,7 @@ class Fetch:
 
     def _bring(self, target: Path, save: str, entry: SavedFile) -> None:
         if any(_took_local(kept / save / entry.path, target, entry) for kept in self._local):
+            self._taken_local.add(entry.path)
             return
         draft = target.with_name(f"{target.name}.part")
         digest, size_bytes = hashlib.sha256(), 0

@@ -30,6 +30,11 @@ class Settings:
         """Holds the newest committed save of an earlier attempt, so that a survivor restores from its own disk."""
         return self.root / "kept"
 
+    @property
+    def past_dir(self) -> Path:
+        """Holds what the ranks of earlier attempts wrote of themselves: metrics, events, logs, outcomes."""
+        return self.root / "past"
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Raises KeyError with the variable's name when one is missing."""

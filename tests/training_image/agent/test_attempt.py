@@ -165,6 +165,46 @@ def test_a_later_attempt_ends_the_ranks_of_the_older_one_and_restores_from_local
     assert not old & set(marked(node.root))
 
 
+def test_what_the_ranks_of_older_attempts_wrote_of_themselves_is_kept_for_the_newest_five(start_node, play, s3):
+    node = start_node()
+    started(node, play)
+    for attempt in range(2, 9):
+        play.head(s3, attempt=attempt)
+        node.orders.value = play.seen("run", 9 * attempt, attempt=attempt)
+        play.until(lambda number=attempt: node.agent.attempt.number == number, node)
+    past = sorted(path.name for path in (node.root / "past").iterdir())
+    assert past == [f"attempt-{number:04d}" for number in range(3, 8)]
+
+
+def test_metrics_and_logs_of_a_past_attempt_outlive_its_run_directory(start_node, play, s3):
+    node = start_node()
+    started(node, play)
+    wrote = (node.run_dir / "logs" / "rank-0.log").read_text()
+    (node.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+    play.head(s3, attempt=2)
+    node.orders.value = play.seen("run", 9, attempt=2)
+    play.until(lambda: node.agent.attempt.number == 2, node)
+    past = node.root / "past" / "attempt-0001"
+    assert (past / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert (past / "logs" / "rank-0.log").read_text() == wrote
+
+
+def test_the_save_of_an_older_attempt_is_forgotten_once_a_newer_one_is_committed(start_node, play, s3):
+    """Local disk has room for the last committed save and the one in flight, not for a third."""
+    node = start_node()
+    started(node, play)
+    (node.run_dir / "save").touch()
+    saved = node.wait_for("checkpoint_saved")
+    play.head(s3, attempt=2)
+    resume = ResumeFrom(save=saved.save, manifest_sha256=saved.manifest_sha256)
+    node.orders.value = play.seen("run", 9, attempt=2, resume_from=resume)
+    play.until(lambda: [one for one in node.heard("started") if one.attempt == 2], node)
+    assert (node.root / "kept" / saved.save).is_dir()
+    (node.run_dir / "save").touch()
+    play.until(lambda: [one for one in node.heard("checkpoint_saved") if one.attempt == 2], node)
+    assert not (node.root / "kept").exists()
+
+
 def test_finished_is_reported_once_the_last_save_is_committed(start_node, play, s3):
     node = start_node()
     started(node, play)

@@ -49,7 +49,9 @@ class Launch:
         if job.held and (outcome := rejoin(job, attempt, _resume_from(head), self.ports)):
             return _answer(outcome)
         refusals: list[str] = []
-        for number, candidate in enumerate(candidates):
+        # The request says how many nodes were wanted at first; a resume may have changed that.
+        wanted = [replace(candidate, nodes=job.nodes) for candidate in candidates]
+        for number, candidate in enumerate(wanted):
             fleet = fleet_name(job_id, attempt, number)
             intent = self.ports.store.intent(fleet)
             if intent is not None and intent.closed_at is not None and intent.outcome != "bought":
@@ -91,6 +93,8 @@ class Launch:
                 fleet=fleet, job=job_id, attempt=attempt, candidate=number, nodes=candidate.nodes, opened_at=now
             )
         )
+        # The same token with another number is an error of EC2's, so what was written ahead counts.
+        candidate = replace(candidate, nodes=intent.nodes)
         bought = self._settled(intent) or self.ports.fleets.buy(fleet, job_id, candidate)
         if len(bought.instances) != candidate.nodes:
             self._give_back(intent, bought, candidate)

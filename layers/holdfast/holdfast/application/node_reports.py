@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import singledispatchmethod
 
-from holdfast.application.notices import advised, maintenance, warn_pool_of
+from holdfast.application.notices import advised, interrupted, maintenance
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import gate
@@ -18,7 +18,6 @@ from holdfast.domain.events import (
     Event,
     Failed,
     GateRefused,
-    InterruptionNoticed,
     OrderHeard,
     TrainingFinished,
     TrainingStarted,
@@ -159,21 +158,8 @@ class NodeReports:
         elif report.action in MAINTENANCE:
             maintenance([report.instance], self.ports, starts_at=report.deadline_at, cause=report.action)
         else:
-            self._interrupted(report)
-
-    def _interrupted(self, report: reports.NoticeSeen) -> None:
-        job = self._record(
-            InterruptionNoticed(
-                at=report.at,
-                attempt=report.attempt,
-                instance=report.instance,
-                deadline_at=report.deadline_at,
-                cause="metadata",
-            ),
-            report.job,
-        )
-        if report.attempt == job.attempt:
-            warn_pool_of(report.instance, job, self.ports)
+            # About the machine, not about the attempt under which the node says it: it may be held, or in the next one.
+            interrupted(report.instance, self.ports, deadline_at=report.deadline_at, cause="metadata")
 
     def _record(self, event: Event, job_id: str) -> Job:
         return record(event, job_id, self.ports)

@@ -190,8 +190,3 @@ def _neighbours(job: Job, ports: Ports) -> Sequence[Job]:
     others = [one for one in ports.store.alive() if one != job.id][: notices.POOL_JOBS_READ]
     found = [one for one in ports.store.load_all(others) if one.pool == job.pool and notices.trains(one)]
     return sorted(found, key=lambda one: one.saved.at if one.saved else 0.0)
-
-
-def warn_pool_of(instance: str, job: Job, ports: Ports) -> None:
-    """Other jobs of the pool are asked for a save after a node's own metadata told of its end."""
-    _warn_pool(Told(instance=instance, fate=Fate.TAKEN, job=job), ports)
