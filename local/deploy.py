@@ -53,11 +53,14 @@ def load(path: Path) -> dict:
 def deploy(template_path: Path, *, stack_name: str, parameters: dict[str, str], client) -> dict[str, str]:
     """The stack is made or updated; its outputs. `client(service)` gives boto3 clients. Raises DeployFailed."""
     template = load(template_path)
-    _upload_sources(template, template_path.parent, client("s3"))
+    s3 = client("s3")
+    _upload_sources(template, template_path.parent, s3)
     cloudformation = client("cloudformation")
+    # TemplateBody takes 51,200 bytes, so a template of this size goes by way of a bucket, as SAM sends it.
+    body = _upload(s3, {}, json.dumps(template).encode())
     request = {
         "StackName": stack_name,
-        "TemplateBody": json.dumps(template),
+        "TemplateURL": f"{s3.meta.endpoint_url}/{body['Bucket']}/{body['Key']}",
         "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
         "Capabilities": CAPABILITIES,
     }

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.application import notices
 from local.node_records import agent_lines
-from local.scenes.stage import Missed, Skipped, Stage
+from local.scenes.stage import Missed, Stage
 
 Play = Callable[[Stage], None]
 
@@ -232,8 +231,6 @@ def bad_gate(stage: Stage) -> None:
 
 def pool_warning(stage: Stage) -> None:
     """A notice for a node of one job makes the other job of that pool save and go on."""
-    if not hasattr(notices, "warn_pool_of"):
-        raise Skipped("no pool warnings in this product yet")
     other = Stage(stage.theatre, stage.name, stage.types, part="-neighbour")
     try:
         other.submit(interval_steps=10_000, steps=400)
