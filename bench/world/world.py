@@ -427,15 +427,22 @@ class World:
 
     def _check_fleets(self) -> None:
         """At most one live fleet of a job, survivors of older attempts counted in."""
-        live: dict[str, list[str]] = {}
+        live: dict[str, list[Any]] = {}
         for instance in self.ec2.live:
-            live.setdefault(instance.tags["holdfast:job"], []).append(instance.tags["holdfast:fleet"])
-        for job, fleets in live.items():
-            names = sorted(set(fleets))
+            live.setdefault(instance.tags["holdfast:job"], []).append(instance)
+        for job, machines in live.items():
+            names = sorted({one.tags["holdfast:fleet"] for one in machines if not self._survives(one)})
             if len(names) > 1:
                 self.found("one live fleet", f"{job} has {len(names)}: {', '.join(names)}")
-            if job in self._newest and len(fleets) > self._newest[job]["nodes"]:
-                self.found("one live fleet", f"{job} has {len(fleets)} machines, wants {self._newest[job]['nodes']}")
+            if job in self._newest and len(machines) > self._newest[job]["nodes"]:
+                self.found("one live fleet", f"{job} has {len(machines)} machines, wants {self._newest[job]['nodes']}")
+
+    def _survives(self, instance: Any) -> bool:
+        """True for a machine that was kept for another attempt than the one it was bought for."""
+        if self._newest.get(instance.tags["holdfast:job"], {}).get("attempt", 0) < 2:
+            return False
+        node = self._item(JOBS, {"pk": {"S": f"NODE#{instance.instance_id}"}, "sk": {"S": "NODE"}})
+        return node is not None and (node["state"] == "held" or node["fleet"] != instance.tags["holdfast:fleet"])
 
     def _check_row(self, record: Mapping[str, Any]) -> None:
         """Attempts only grow, by one, and nothing lives on when the last is closed."""
@@ -448,7 +455,9 @@ class World:
         if not before <= row["attempt"] <= before + 1:
             self.found("attempts grow", f"the attempt of {job} went from {before} to {row['attempt']}")
         self._newest[job] = row
-        alive = [one.instance_id for one in self.ec2.live if one.tags["holdfast:job"] == job]
+        held = {one["S"] for one in image.get("held", {}).get("L", [])}
+        mine = {one.instance_id for one in self.ec2.live if one.tags["holdfast:job"] == job}
+        alive = sorted(mine - held)
         if alive and not image["attempt_open"]["BOOL"]:
             self.found("closed means ended", f"attempt {row['attempt']} is closed while {', '.join(alive)} live")
 
