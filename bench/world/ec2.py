@@ -63,6 +63,11 @@ class Ec2:
                         {"SubnetId": subnet, "AvailabilityZone": SUBNETS[subnet]} for subnet in params["SubnetIds"]
                     ]
                 }
+            case "DescribeInstanceTypes":
+                [names] = [rule["Values"] for rule in params["Filters"]]
+                return {"InstanceTypes": [{"InstanceType": name, "NetworkInfo": {}} for name in names]}
+            case "DescribeLaunchTemplateVersions":
+                return {"LaunchTemplateVersions": [{"VersionNumber": 1, "LaunchTemplateData": {"ImageId": "ami-1"}}]}
         raise ValueError(f"EC2 does not answer {operation} here")
 
     def take_back(self, instance: str) -> None:
