@@ -51,7 +51,15 @@ def candidates_of(request: JobRequest) -> tuple[Candidate, ...]:
     """Return the machines to ask for, best first."""
     fleet = request.fleet
     zones = () if fleet.zones == "any" else fleet.zones
-    return candidates(instance_types=fleet.instance_types, market=fleet.market, zones=zones, nodes=fleet.nodes)
+    return candidates(
+        instance_types=fleet.instance_types,
+        market=fleet.market,
+        zones=zones,
+        nodes=fleet.nodes,
+        fewest=fleet.min_nodes,
+        on_demand_floor=fleet.on_demand_floor,
+        reservation=fleet.reservation,
+    )
 
 
 def prefix_of(request: JobRequest) -> str:
