@@ -276,7 +276,7 @@ def _two_purchases() -> Iterator[None]:
     def another(self: Ec2Fleets, *arguments: Any) -> dict[str, Any]:
         return {**request(self, *arguments), "ClientToken": f"token-{next(numbers)}"}
 
-    with mock.patch.object(Ec2Fleets, "_request", another), mock.patch.object(Launch, "_settled", lambda *_: None):
+    with mock.patch.object(Ec2Fleets, "_request", another), mock.patch.object(Launch, "_shown", lambda *_: []):
         yield
 
 

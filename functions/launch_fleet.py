@@ -18,16 +18,16 @@ from holdfast.runtime.wiring import supervisor
 @logger.inject_lambda_context(clear_state=True)
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: LambdaContext) -> Mapping[str, Any]:
-    step = read_step(StepInput, event)
-    request = read_request(supervisor().store.accepted_body(step.job))
-    answer = Launch(supervisor()).run(
+    step, launch = read_step(StepInput, event), Launch(supervisor())
+    request, job = read_request(supervisor().store.accepted_body(step.job)), supervisor().store.load(step.job)
+    answer = launch.run(
         step.job,
         step.attempt,
-        candidates=candidates_of(request),
+        candidates=candidates_of(request, job and job.nodes),
         prefix=prefix_of(request),
         time_left_s=context.get_remaining_time_in_millis() / 1000,
     )
-    if answer["outcome"] == "refused":
-        measure("CapacityRefused")
+    measure("CapacityRefused", answer["outcome"] == "refused")
+    measure("QuotaReached", launch.quotas_reached)
     logger.info("launch", job_id=step.job, attempt=step.attempt, outcome=answer["outcome"])
     return answer

@@ -33,6 +33,9 @@ NEEDS = {
 }
 
 
+IMAGE = "ami-0123456789abcdef0"
+
+
 class Refusal(Exception):
     """A client error of EC2: code and message."""
 
@@ -40,6 +43,7 @@ class Refusal(Exception):
 class Ec2:
     def __init__(self, nodes: Nodes, journal: Journal) -> None:
         self._nodes, self._capacity, self._journal = nodes, nodes.capacity, journal
+        self._groups: dict[str, dict] = {}
 
     def apply(self) -> None:
         """The actions of this class are ministack's; every EC2 call is in ec2_calls.jsonl."""
@@ -53,6 +57,10 @@ class Ec2:
             "DescribeInstanceTypes": describe_instance_types,
             "DescribeInstanceTypeOfferings": describe_instance_type_offerings,
             "DescribeLaunchTemplateVersions": describe_launch_template_versions,
+            "DescribeCapacityReservations": describe_capacity_reservations,
+            "CreatePlacementGroup": self.create_placement_group,
+            "DescribePlacementGroups": self.describe_placement_groups,
+            "DeletePlacementGroup": self.delete_placement_group,
         }
         for name in ("CreateLaunchTemplate", "CreateLaunchTemplateVersion"):
             ec2._ACTION_MAP[name] = _keeping_everything(name, ec2._ACTION_MAP[name])
@@ -64,24 +72,57 @@ class Ec2:
     def create_fleet(self, request: dict) -> dict:
         if request.get("Type") != "instant":
             raise Refusal("InvalidParameterValue", "only fleets of type instant are modelled here")
-        wanted = _fleet_request(request)
+        wanted = _fleet_requests(request)
         with self._nodes.lock:
             known = set(self._capacity.instances)
             try:
-                answer = self._capacity.create_fleet(wanted, now=time.time())
+                answers = [(one.market, self._capacity.create_fleet(one, now=time.time())) for one in wanted]
             except model.IdempotentParameterMismatch:
                 raise Refusal(
                     "IdempotentParameterMismatch",
                     "The request uses the same client token as a previous, but non-identical request.",
                 ) from None
-            fresh = [self._capacity.instances[one] for one in answer.instance_ids if one not in known]
+            bought = [one for _, answer in answers for one in answer.instance_ids]
+            fresh = [self._capacity.instances[one] for one in bought if one not in known]
         for instance in fresh:
             self._launch(instance)
         return {
-            "FleetId": answer.fleet_id,
-            "Instances": [_filled(part, wanted.market) for part in answer.filled],
-            "Errors": [_refused(part, wanted.market) for part in answer.refused],
+            "FleetId": answers[0][1].fleet_id,
+            "Instances": [_filled(part, market) for market, answer in answers for part in answer.filled],
+            "Errors": [_refused(part, market) for market, answer in answers for part in answer.refused],
         }
+
+    def create_placement_group(self, request: dict) -> dict:
+        name = request["GroupName"]
+        if name in self._groups:
+            raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+        tags = [tag for one in request.get("TagSpecifications", []) for tag in one.get("Tags", [])]
+        self._groups[name] = {
+            "GroupName": name, "State": "available", "Strategy": request.get("Strategy", "cluster"), "Tags": tags,
+        }  # fmt: skip
+        return {"PlacementGroup": self._groups[name]}
+
+    def describe_placement_groups(self, request: dict) -> dict:
+        filters = request.get("Filters", [])
+        chosen = [
+            one
+            for one in self._groups.values()
+            if _matches(filters, lambda name, one=one: _tag_fact(name, _tag_map(one["Tags"])))
+        ]
+        return {"PlacementGroups": chosen}
+
+    def delete_placement_group(self, request: dict) -> dict:
+        name = request["GroupName"]
+        if name not in self._groups:
+            raise Refusal("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+        with self._nodes.lock:
+            inside = [one for one in self._capacity.instances.values() if one.candidate.group == name]
+        if any(one.state != "terminated" for one in inside):
+            raise Refusal(
+                "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted."
+            )
+        del self._groups[name]
+        return {}
 
     def describe_fleets(self, request: dict) -> dict:
         filters = request.get("Filters", [])
@@ -199,7 +240,22 @@ def _keeping_everything(name: str, stock: Callable[[dict], tuple]) -> Callable[[
 def describe_launch_template_versions(request: dict) -> dict:
     record = _template_record(request.get("LaunchTemplateId", ""), request.get("LaunchTemplateName", ""))
     wanted = request.get("Versions") or [str(one["VersionNumber"]) for one in record["Versions"]]
-    return {"LaunchTemplateVersions": [_version_of(record, version) for version in wanted]}
+    shown = [_version_of(record, version) for version in wanted]
+    if request.get("ResolveAlias"):
+        shown = [one | {"LaunchTemplateData": _resolved(one["LaunchTemplateData"])} for one in shown]
+    return {"LaunchTemplateVersions": shown}
+
+
+def _resolved(data: dict) -> dict:
+    """The data with the image that its parameter names; every parameter names the one image there is."""
+    return data | {"ImageId": IMAGE} if data.get("ImageId", "").startswith("resolve:ssm:") else data
+
+
+def describe_capacity_reservations(request: dict) -> dict:
+    """There are none here: a job that names one is told so."""
+    if wanted := request.get("CapacityReservationIds", []):
+        raise Refusal("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted[0]}' was not found")
+    return {"CapacityReservations": []}
 
 
 def describe_instance_types(request: dict) -> dict:
@@ -240,18 +296,27 @@ def instance_types() -> dict[str, dict]:
     return _types
 
 
-def _fleet_request(request: dict) -> model.FleetRequest:
+def _fleet_requests(request: dict) -> list[model.FleetRequest]:
+    """One for each market: what is asked of one market holds for that market alone."""
     target = request["TargetCapacitySpecification"]
-    market = target.get("DefaultTargetCapacityType", "on-demand")
-    options = request.get("SpotOptions" if market == "spot" else "OnDemandOptions", {})
+    usual = target.get("DefaultTargetCapacityType", "on-demand")
+    shares = {"on-demand": target.get("OnDemandTargetCapacity", 0), "spot": target.get("SpotTargetCapacity", 0)}
+    shares[usual] = target["TotalTargetCapacity"] - sum(count for market, count in shares.items() if market != usual)
+    mixed = sum(count > 0 for count in shares.values()) > 1
+    return [_fleet_request(request, market, count, mixed=mixed) for market, count in shares.items() if count]
+
+
+def _fleet_request(request: dict, market: str, target: int, *, mixed: bool) -> model.FleetRequest:
+    options = request.get({"spot": "SpotOptions", "on-demand": "OnDemandOptions"}.get(market, ""), {})
+    token = request.get("ClientToken", "")
     return model.FleetRequest(
         candidates=tuple(_candidates(request["LaunchTemplateConfigs"])),
         market=market,
-        target=target["TotalTargetCapacity"],
+        target=target,
         minimum=options.get("MinTargetCapacity", 0),
         single_type=options.get("SingleInstanceType", False),
         single_zone=options.get("SingleAvailabilityZone", False),
-        client_token=request.get("ClientToken", ""),
+        client_token=f"{token}/{market}" if token and mixed else token,
         instance_tags=_tag_pairs(request, "instance"),
         fleet_tags=_tag_pairs(request, "fleet"),
     )
@@ -327,6 +392,10 @@ def _tags(tags: dict[str, str]) -> list[dict]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
+def _tag_map(tags: list[dict]) -> dict[str, str]:
+    return {tag["Key"]: tag.get("Value", "") for tag in tags}
+
+
 def _override(candidate: model.Candidate) -> dict:
     return {
         "LaunchTemplateSpecification": {
@@ -383,7 +452,7 @@ def _reservation(instance: model.Instance) -> dict:
     ended = f"User initiated ({iso(instance.ended_at).replace('T', ' ').replace('Z', ' GMT')})" if user else ""
     shown = {
         "InstanceId": instance.instance_id,
-        "ImageId": "ami-0123456789abcdef0",
+        "ImageId": IMAGE,
         "InstanceType": candidate.instance_type,
         "InstanceLifecycle": None if instance.market == "on-demand" else instance.market,
         "LaunchTime": iso(instance.launched_at),

@@ -21,10 +21,13 @@ from holdfast.domain.because import Because, Code
 from holdfast.domain.errors import Raced, Rejected
 from holdfast.domain.events import Failed, FleetLost, RetryRequested
 from holdfast.domain.failure import CLASSES
+from holdfast.domain.gate import Quarantined
 from holdfast.domain.keys import KEEP_S, dedup_key
 from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
+from holdfast.domain.placement import Cold, Patience, Pool
+from holdfast.domain.purchase import Expected, Place, Purchase, Template
 from holdfast.domain.queueing import Waiter
 from holdfast.messages.acceptance import read_acceptance
 from job_contract.orders import Leader, Orders, Roster, Wait, WaitItem, orders_key, spec_key
@@ -181,6 +184,51 @@ def test_an_owner_is_written_once_and_what_a_node_reports_never_changes_it(store
 def test_a_suspicion_is_remembered(store: JobStore) -> None:
     assert store.suspected("i-1", b.NOW) is None
     assert store.suspected("i-1", b.NOW + 60) == b.NOW
+
+
+def test_a_cold_pool_is_remembered_for_every_job_and_forgotten_when_it_gives(store: JobStore) -> None:
+    pool = Pool(instance_type="p5.48xlarge", zone="us-east-1a", market="spot", group="cluster")
+    other = replace(pool, group="")
+    cold = Cold(pool=pool, until=b.NOW + 60.5, misses=2, code="InsufficientInstanceCapacity")
+    store.cool(cold)
+    assert store.cold([pool, other]) == {pool: cold}
+    store.warm([pool])
+    assert store.cold([pool])[pool].until < b.NOW
+
+
+def test_a_jobs_patience_is_its_own(store: JobStore) -> None:
+    assert store.patience("j") == Patience()
+    patience = Patience(asked_at=(b.NOW, b.NOW + 0.5), refused_since=b.NOW, soon=1, unknown=2)
+    store.keep_patience("j", patience, b.NOW)
+    assert (store.patience("j"), store.patience("k")) == (patience, Patience())
+
+
+def test_a_machine_stays_in_quarantine_until_its_time_is_up(store: JobStore) -> None:
+    found = Quarantined(host="gpu-1", until=b.NOW + 60, reason="efa_missing")
+    store.quarantine(found)
+    assert store.quarantined(["gpu-1", "gpu-2"], b.NOW) == {"gpu-1": found}
+    assert store.quarantined(["gpu-1"], b.NOW + 61) == {}
+
+
+def test_a_purchase_comes_back_to_the_letter(store: JobStore) -> None:
+    purchase = Purchase(
+        fleet="j-1-0",
+        job="j",
+        instance_type="p5.48xlarge",
+        market="mixed",
+        nodes=8,
+        minimum=8,
+        on_demand_nodes=1,
+        places=(Place(subnet="subnet-a", zone="us-east-1a", group="g"),),
+        template=Template(id="lt-1", version="3", image="ami-1"),
+        expected=Expected(instance_type="p5.48xlarge", zones=("us-east-1a",), group="g", gpus=8, efas=32),
+    )
+    store.open_intent(
+        FleetIntent(fleet="j-1-0", job="j", attempt=1, candidate=0, nodes=8, opened_at=b.NOW, purchase=purchase)
+    )
+    intent = store.intent("j-1-0")
+    assert intent is not None
+    assert intent.purchase == purchase
 
 
 # -- the ledger and the line -------------------------------------------------------------------------------------------

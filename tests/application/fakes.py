@@ -6,17 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.application.ports import Bought
+from holdfast.application.ports import OwnedGroup, OwnedTemplate
 from holdfast.domain.because import Because
 from holdfast.domain.catalogue import Offers
 from holdfast.domain.checkpoints import of_an_older_life
-from holdfast.domain.errors import ExecutionOver, IdentityReused, Raced, Rejected, Unavailable
+from holdfast.domain.errors import ExecutionOver, IdentityReused, PurchaseRefused, Raced, Rejected, Unavailable
 from holdfast.domain.events import Event
+from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, Quotas
+from holdfast.domain.network_cards import Card, MachineType
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Instance, Node, Ownership
-from holdfast.domain.placement import Candidate
+from holdfast.domain.placement import Cold, Patience, Pool
+from holdfast.domain.purchase import (
+    Bought,
+    Part,
+    Purchase,
+    Refusal,
+    RefusalKind,
+    Reservation,
+    Subnet,
+    Template,
+)
 from holdfast.domain.queueing import Waiter
 from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Orders, Roster, Wait, WaitItem
@@ -61,6 +73,9 @@ class FakeStore:
     suspects: dict[str, float] = field(default_factory=dict)
     claims: dict[str, float] = field(default_factory=dict)
     expiries: dict[str, float | None] = field(default_factory=dict)
+    colds: dict[Pool, Cold] = field(default_factory=dict)
+    patiences: dict[str, Patience] = field(default_factory=dict)
+    bad_hosts: dict[str, Quarantined] = field(default_factory=dict)
     writes: int = 0
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
@@ -225,6 +240,29 @@ class FakeStore:
     def expire(self, job_id: str, at: float | None) -> None:
         self.expiries[job_id] = at
 
+    def cold(self, pools: Iterable[Pool]) -> dict[Pool, Cold]:
+        return {pool: self.colds[pool] for pool in pools if pool in self.colds}
+
+    def cool(self, cold: Cold) -> None:
+        self.colds[cold.pool] = cold
+
+    def warm(self, pools: Iterable[Pool]) -> None:
+        for pool in pools:
+            self.cool(Cold(pool=pool, until=0.0, misses=0, code=""))
+
+    def patience(self, job_id: str) -> Patience:
+        return self.patiences.get(job_id, Patience())
+
+    def keep_patience(self, job_id: str, patience: Patience, now: float) -> None:
+        self.patiences[job_id] = patience
+
+    def quarantine(self, found: Quarantined) -> None:
+        self.bad_hosts[found.host] = found
+
+    def quarantined(self, hosts: Iterable[str], now: float) -> dict[str, Quarantined]:
+        known = [self.bad_hosts[host] for host in hosts if host in self.bad_hosts]
+        return {one.host: one for one in known if one.until > now}
+
 
 @dataclass
 class FakeWorkflow:
@@ -246,29 +284,109 @@ class FakeWorkflow:
 
 @dataclass
 class FakeFleets:
-    """`short` caps what a call brings; `hidden` ids are not listed yet, `unseen` ids not even
-    described; `refuses_to_die` ids stay running."""
+    """`short` caps what a call brings and `code` says why; `hidden` ids are not listed yet, `unseen` ids not even
+    described; `refuses_to_die` ids stay running. `scripted` answers of the next calls come first."""
 
     clock: FakeClock
     short: int | None = None
+    code: str = "InsufficientInstanceCapacity"
+    kinds: dict[str, RefusalKind] = field(default_factory=dict)
+    scripted: list[Bought] = field(default_factory=list)
+    zones: tuple[str, ...] = ("us-east-1a",)
+    free: dict[str, int] = field(default_factory=dict)
+    efas: dict[str, int] = field(default_factory=dict)
+    gpus: dict[str, int] = field(default_factory=dict)
+    unknown_types: set[str] = field(default_factory=set)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    refused_first: Refusal | None = None
     calls: list[str] = field(default_factory=list)
+    purchases: list[Purchase] = field(default_factory=list)
     instances: dict[str, Instance] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     unseen: set[str] = field(default_factory=set)
     refuses_to_die: set[str] = field(default_factory=set)
     answers: dict[str, Bought] = field(default_factory=dict)
+    consoles: dict[str, str] = field(default_factory=dict)
+    made_groups: dict[str, str] = field(default_factory=dict)
+    groups_in_use: set[str] = field(default_factory=set)
+    made_templates: dict[str, float] = field(default_factory=dict)
 
-    def buy(self, fleet: str, job_id: str, candidate: Candidate) -> Bought:
-        self.calls.append(fleet)
-        if fleet in self.answers:
-            return self.answers[fleet]
-        given = candidate.nodes if self.short is None else self.short
-        ids = tuple(f"i-{len(self.instances) + number:017x}" for number in range(given))
-        for instance in ids:
-            self.add(instance, job=job_id, fleet=fleet, instance_type=candidate.instance_type)
-        errors = () if given == candidate.nodes else ("InsufficientInstanceCapacity",)
-        self.answers[fleet] = Bought(ids, candidate.instance_type, "us-east-1a", errors)
-        return self.answers[fleet]
+    def subnets(self) -> list[Subnet]:
+        if self.refused_first is not None:
+            raise PurchaseRefused(self.refused_first)
+        return [Subnet(id=f"subnet-{zone[-1]}", zone=zone, free=self.free.get(zone, 4096)) for zone in self.zones]
+
+    def machine_types(self, names: Iterable[str]) -> dict[str, MachineType]:
+        return {name: self._machine(name) for name in names if name not in self.unknown_types}
+
+    def _machine(self, name: str) -> MachineType:
+        efas = self.efas.get(name, 0)
+        takes = ("interface", "efa", "efa-only") if efas else ("interface",)
+        cards = tuple(Card(index=index, takes=takes, slots=2, gbps=100.0) for index in range(max(1, efas)))
+        return MachineType(name=name, vcpus=2, gpus=self.gpus.get(name, 0), efas=efas, cards=cards)
+
+    def base_template(self) -> Template:
+        return Template(id="lt-base", version="1", image="ami-1")
+
+    def template_for(self, base: Template, machine: MachineType, reservation: Reservation | None) -> Template:
+        if not machine.efas and reservation is None:
+            return base
+        name = f"lt-{machine.name}"
+        self.made_templates.setdefault(name, self.clock())
+        return replace(base, id=name)
+
+    def group_for(self, job_id: str, zone: str) -> str:
+        self.made_groups[f"{job_id}-{zone}"] = job_id
+        return f"{job_id}-{zone}"
+
+    def reservation(self, reservation: str) -> Reservation:
+        return self.reservations[reservation]
+
+    def buy(self, purchase: Purchase) -> Bought:
+        self.calls.append(purchase.fleet)
+        self.purchases.append(purchase)
+        if purchase.fleet in self.answers:
+            return self.answers[purchase.fleet]
+        self.answers[purchase.fleet] = self.scripted.pop(0) if self.scripted else self._usual(purchase)
+        for part in self.answers[purchase.fleet].parts:
+            for instance in part.instances:
+                self.add(instance, job=purchase.job, fleet=purchase.fleet, instance_type=part.instance_type)
+        return self.answers[purchase.fleet]
+
+    def _usual(self, purchase: Purchase) -> Bought:
+        given = purchase.nodes if self.short is None else min(self.short, purchase.nodes)
+        place = purchase.places[0]
+        part = self.part(purchase.instance_type, given, zone=place.zone, market=purchase.market)
+        if given == purchase.nodes:
+            return Bought(parts=(part,))
+        kind = self.kinds.get(self.code, RefusalKind.POOL_COLD)
+        return Bought(parts=(part,) if given else (), refusals=(Refusal(code=self.code, kind=kind),))
+
+    def part(self, instance_type: str, count: int, *, zone: str = "us-east-1a", market: str = "spot") -> Part:
+        """Some new instances, as an element of an answer."""
+        self._made += count
+        ids = tuple(f"i-{number:017x}" for number in range(self._made - count, self._made))
+        return Part(instances=ids, instance_type=instance_type, zone=zone, market=market)
+
+    _made: int = 0
+
+    def console_tail(self, instance: str) -> str:
+        return self.consoles.get(instance, "")
+
+    def groups(self) -> list[OwnedGroup]:
+        return [OwnedGroup(name=name, job=job) for name, job in self.made_groups.items()]
+
+    def drop_group(self, name: str) -> bool:
+        if name in self.groups_in_use:
+            return False
+        self.made_groups.pop(name, None)
+        return True
+
+    def templates(self) -> list[OwnedTemplate]:
+        return [OwnedTemplate(id=name, name=name, created_at=at) for name, at in self.made_templates.items()]
+
+    def drop_template(self, template: str) -> None:
+        self.made_templates.pop(template, None)
 
     def add(self, instance: str, *, job: str | None, fleet: str | None, instance_type: str = "c7i.large") -> Instance:
         self.instances[instance] = Instance(

@@ -137,6 +137,22 @@ MESSAGES: dict[str, Any] = {
     "report-ready": reports.Ready(
         **REPORT, ip="10.0.1.10", port=29500, interface="eth0", instance_type="c7i.large", zone="us-east-1a"
     ),
+    "report-ready-gpu": reports.Ready(
+        **REPORT,
+        ip="10.0.1.10",
+        port=29500,
+        interface="ens32",
+        instance_type="p5.48xlarge",
+        zone="us-east-1a",
+        gpus=8,
+        efa_devices=32,
+        clock_offset_s=0.25,
+        driver="580.95.05",
+        placement_group="holdfast-tiny-llama-fcea9e2ede-us-east-1a",
+        bandwidth_gbps=3200.0,
+        host="gpu-5e1f0c",
+    ),
+    "report-network-checked-efa": reports.NetworkChecked(**REPORT, provider="efa", seconds=4.5, bandwidth_gbps=2400.0),
     "report-network-checked": reports.NetworkChecked(**REPORT, provider="gloo", seconds=0.5),
     "report-started": reports.Started(**REPORT, step=51, world_size=2, restored=SAVE_50),
     "report-started-fell-back": reports.Started(

@@ -210,6 +210,64 @@ def test_a_generated_template_version_keeps_user_data_and_network_cards(stack):
     assert version["LaunchTemplateData"]["MetadataOptions"]["HttpTokens"] == "required"
 
 
+def test_a_mixed_gang_is_one_answer_with_an_element_a_market(stack):
+    ec2 = stack.client("ec2")
+    answer = ec2.create_fleet(
+        Type="instant",
+        LaunchTemplateConfigs=[
+            {
+                "LaunchTemplateSpecification": {
+                    "LaunchTemplateId": stack.outputs["NodeTemplate"], "Version": "$Latest",
+                },
+                "Overrides": [{"AvailabilityZone": "us-east-1a"}],
+            }
+        ],
+        TargetCapacitySpecification={
+            "TotalTargetCapacity": 2, "OnDemandTargetCapacity": 1, "SpotTargetCapacity": 1,
+            "DefaultTargetCapacityType": "spot",
+        },
+    )  # fmt: skip
+    assert sorted((part["Lifecycle"], len(part["InstanceIds"])) for part in answer["Instances"]) == [
+        ("on-demand", 1), ("spot", 1),
+    ]  # fmt: skip
+    ec2.terminate_instances(InstanceIds=[one for part in answer["Instances"] for one in part["InstanceIds"]])
+
+
+def test_a_placement_group_lives_as_long_as_its_instances(stack):
+    ec2 = stack.client("ec2")
+    tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "holdfast:job", "Value": "j"}]}]
+    ec2.create_placement_group(GroupName="g", Strategy="cluster", TagSpecifications=tags)
+    with pytest.raises(ec2.exceptions.ClientError, match="Duplicate"):
+        ec2.create_placement_group(GroupName="g", Strategy="cluster")
+    [instance] = ec2.create_fleet(
+        Type="instant",
+        LaunchTemplateConfigs=[
+            {
+                "LaunchTemplateSpecification": {
+                    "LaunchTemplateId": stack.outputs["NodeTemplate"], "Version": "$Latest",
+                },
+                "Overrides": [{"AvailabilityZone": "us-east-1a", "Placement": {"GroupName": "g"}}],
+            }
+        ],
+        TargetCapacitySpecification={"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "on-demand"},
+    )["Instances"][0]["InstanceIds"]  # fmt: skip
+    with pytest.raises(ec2.exceptions.ClientError, match="InUse"):
+        ec2.delete_placement_group(GroupName="g")
+    ec2.terminate_instances(InstanceIds=[instance])
+    mine = [{"Name": "tag:holdfast:job", "Values": ["j"]}]
+    assert [one["GroupName"] for one in ec2.describe_placement_groups(Filters=mine)["PlacementGroups"]] == ["g"]
+
+    def gone():
+        try:
+            ec2.delete_placement_group(GroupName="g")
+        except ec2.exceptions.ClientError as error:
+            return error.response["Error"]["Code"] == "InvalidPlacementGroup.Unknown"
+        return True
+
+    eventually(gone)
+    assert ec2.describe_placement_groups(Filters=mine)["PlacementGroups"] == []
+
+
 def test_every_ec2_call_is_logged_with_its_answer(stack):
     answer = stack.launch(1, job="j-9")
     ids = answer["Instances"][0]["InstanceIds"]

@@ -127,7 +127,7 @@ def test_what_is_left_out_gets_its_default() -> None:
         ({"fleet__instance_types": ["a1.x", "a1.x"]}, "named_twice", ["fleet.instance_types", "each once"]),
         ({"fleet__zones": "all"}, "bad_value", ["fleet.zones", '"all"', '"any"']),
         ({"fleet__zones": ["us-east-1a", "EU!"]}, "bad_value", ["fleet.zones[1]", "EU!"]),
-        ({"fleet__market": "block"}, "bad_value", ["fleet.market", "spot or on_demand"]),
+        ({"fleet__market": "block"}, "bad_value", ["fleet.market", "spot, on_demand or mixed"]),
         ({"checkpoint__interval_s": 60}, "two_intervals", ["interval_steps and interval_s", "keep one"]),
         ({"checkpoint__interval_steps": "often"}, "bad_value", ["checkpoint.interval_steps", '"auto"']),
         ({"checkpoint__keep": 0}, "bad_value", ["checkpoint.keep", "from 1"]),

@@ -18,6 +18,10 @@ UNSCOPED = {
     "ec2:DescribeInstanceTypes",
     "ec2:DescribeInstanceTypeOfferings",
     "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeLaunchTemplateVersions",
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribePlacementGroups",
     "ecr:GetAuthorizationToken",
     "logs:CreateLogDelivery",
     "logs:GetLogDelivery",
@@ -57,6 +61,15 @@ CALLS = {
     "get_service_quota": "servicequotas:GetServiceQuota",
     "get_secret_value": "secretsmanager:GetSecretValue",
     "get_parameter": "ssm:GetParameter",
+    "describe_launch_templates": "ec2:DescribeLaunchTemplates",
+    "describe_launch_template_versions": "ec2:DescribeLaunchTemplateVersions",
+    "create_launch_template": "ec2:CreateLaunchTemplate",
+    "delete_launch_template": "ec2:DeleteLaunchTemplate",
+    "describe_capacity_reservations": "ec2:DescribeCapacityReservations",
+    "create_placement_group": "ec2:CreatePlacementGroup",
+    "describe_placement_groups": "ec2:DescribePlacementGroups",
+    "delete_placement_group": "ec2:DeletePlacementGroup",
+    "get_console_output": "ec2:GetConsoleOutput",
     "get_object": "s3:GetObject",
     "put_object": "s3:PutObject",
     "put_events": "events:PutEvents",
@@ -109,7 +122,12 @@ def test_policies_of_aws_are_only_those_that_sam_attaches_and_the_session_manage
         ("states:StartExecution", {"dispatch_queue", "sweep"}),
         ("dynamodb:Query", {"dispatch_queue", "sweep", "publish_changes", *WARN_POOLS}),
         ("dynamodb:PutItem", RECORDERS),
-        ("states:SendTaskSuccess", RECORDERS - {"accept_request", "release_fleet"}),
+        ("states:SendTaskSuccess", RECORDERS - {"accept_request"}),
+        ("ec2:CreateLaunchTemplate", {"launch_fleet"}),
+        ("ec2:CreatePlacementGroup", {"launch_fleet"}),
+        ("ec2:DeleteLaunchTemplate", {"sweep"}),
+        ("ec2:DeletePlacementGroup", {"sweep"}),
+        ("ec2:GetConsoleOutput", {"launch_fleet", "release_fleet", "on_attempt_ended", "sweep"}),
         ("events:PutEvents", {"publish_changes"}),
         ("s3:PutObject", {"launch_fleet"}),
         ("s3:DeleteObject", set()),
@@ -164,9 +182,22 @@ def test_nothing_is_bought_without_this_stacks_tag(kind):
             assert condition == {"aws:RequestTag/holdfast:stack": {"Ref": "AWS::StackName"}}
 
 
-def test_tags_are_written_only_with_a_purchase():
+def test_tags_are_written_only_with_what_is_made():
     [statement] = [one for one in deployed.statements("LaunchFleetRole") if one["Action"] == "ec2:CreateTags"]
-    assert statement["Condition"] == {"StringEquals": {"ec2:CreateAction": ["CreateFleet", "RunInstances"]}}
+    made = ["CreateFleet", "RunInstances", "CreateLaunchTemplate", "CreatePlacementGroup"]
+    assert statement["Condition"] == {"StringEquals": {"ec2:CreateAction": made}}
+
+
+@pytest.mark.parametrize("action", ["ec2:CreateLaunchTemplate", "ec2:CreatePlacementGroup"])
+def test_nothing_is_made_without_this_stacks_tag(action):
+    [statement] = [one for one in deployed.statements("LaunchFleetRole") if action in deployed.as_list(one["Action"])]
+    assert statement["Condition"] == {"StringEquals": {"aws:RequestTag/holdfast:stack": {"Ref": "AWS::StackName"}}}
+
+
+@pytest.mark.parametrize("action", ["ec2:DeleteLaunchTemplate", "ec2:DeletePlacementGroup"])
+def test_only_what_carries_this_stacks_tag_is_given_back(action):
+    [statement] = [one for one in deployed.statements("SweepRole") if action in deployed.as_list(one["Action"])]
+    assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/holdfast:stack": {"Ref": "AWS::StackName"}}}
 
 
 def test_the_node_role_is_passed_to_ec2_only():

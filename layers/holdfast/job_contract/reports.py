@@ -27,7 +27,11 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready(Report):
-    """The node waits for orders; repeated until its orders name it. `port` is free and held for rank 0."""
+    """The node waits for orders; repeated until its orders name it. `port` is free and held for rank 0.
+
+    None = not known: the GPU driver's version, the cluster placement group, the sum of the EFA links, and a name of
+    the hardware itself (such as a digest of its GPUs' serial numbers) that stays when the instance is gone.
+    """
 
     kind: ClassVar[str] = "ready"
     ip: str
@@ -38,15 +42,20 @@ class Ready(Report):
     gpus: int = 0
     efa_devices: int = 0
     clock_offset_s: float = 0.0
+    driver: str | None = None
+    placement_group: str | None = None
+    bandwidth_gbps: float | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkChecked(Report):
-    """The preflight group worked; `provider` is what carried it (efa, gloo)."""
+    """The preflight group worked; `provider` is what carried it (efa, gloo), `bandwidth_gbps` what it reached."""
 
     kind: ClassVar[str] = "network_checked"
     provider: str
     seconds: float
+    bandwidth_gbps: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

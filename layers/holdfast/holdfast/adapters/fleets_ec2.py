@@ -3,42 +3,100 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
-from holdfast.adapters.aws_errors import NOT_FOUND_INSTANCE, code_of
-from holdfast.application.ports import Bought
-from holdfast.domain.errors import CapacityUnavailable
+from holdfast.adapters.aws_errors import NOT_FOUND_INSTANCE, ambiguous, code_of, kind_of
+from holdfast.adapters.launch_templates_ec2 import LaunchTemplates
+from holdfast.adapters.placement_groups_ec2 import PlacementGroups
+from holdfast.application.ports import OwnedGroup, OwnedTemplate
+from holdfast.domain.errors import PurchaseRefused, Unavailable
+from holdfast.domain.network_cards import Card, MachineType
 from holdfast.domain.ownership import GONE, Instance
-from holdfast.domain.placement import Candidate
+from holdfast.domain.placement import MIXED, ON_DEMAND, SPOT
+from holdfast.domain.purchase import (
+    Bought,
+    Part,
+    Place,
+    Purchase,
+    Refusal,
+    Reservation,
+    ReservationKind,
+    Subnet,
+    Template,
+)
 
 STACK_TAG, JOB_TAG, FLEET_TAG = "holdfast:stack", "holdfast:job", "holdfast:fleet"
+CONSOLE_CHARACTERS = 2_000
+MARKETS = {"on-demand": ON_DEMAND}
+"""Where EC2's word for a life cycle is not ours; others, those of tomorrow included, are kept as they are."""
+
+RESERVED = {
+    ReservationKind.ON_DEMAND: "on-demand-capacity-reservation",
+    ReservationKind.INTERRUPTIBLE: "interruptible-capacity-reservation",
+}
+
+NO_ANSWER = (ConnectionError, HTTPClientError)
+"""The call may never have arrived, or its answer was lost."""
+
+T = TypeVar("T")
 
 
 class Ec2Fleets:
     def __init__(self, client: Any, *, stack: str, launch_template_id: str, subnet_ids: Sequence[str]) -> None:
         self.client, self.stack = client, stack
-        self.launch_template_id, self.subnet_ids = launch_template_id, tuple(subnet_ids)
+        self.subnet_ids = tuple(subnet_ids)
+        self.launch_templates = LaunchTemplates(client, stack=stack, base=launch_template_id)
+        self.placement_groups = PlacementGroups(client, stack=stack)
 
-    def buy(self, fleet: str, job_id: str, candidate: Candidate) -> Bought:
-        subnets = self._subnets(candidate.zones)
-        if not subnets:
-            raise CapacityUnavailable(
-                f"no subnet of the stack lies in {', '.join(candidate.zones)}; add one or allow any"
-            )
-        answer = self.client.create_fleet(**self._request(fleet, job_id, candidate, subnets))
-        instances = tuple(
-            instance for group in answer.get("Instances", []) for instance in group.get("InstanceIds", [])
+    # -- before a purchase ---------------------------------------------------------------------------------------------
+
+    def subnets(self) -> list[Subnet]:
+        answer = _asked(lambda: self.client.describe_subnets(SubnetIds=list(self.subnet_ids)))
+        return [
+            Subnet(id=one["SubnetId"], zone=one["AvailabilityZone"], free=one.get("AvailableIpAddressCount"))
+            for one in answer["Subnets"]
+        ]
+
+    def machine_types(self, names: Iterable[str]) -> dict[str, MachineType]:
+        wanted = sorted(set(names))
+        # As a filter, not as names: one unknown type would fail the whole call.
+        pages = self.client.get_paginator("describe_instance_types").paginate(
+            Filters=[{"Name": "instance-type", "Values": wanted}]
         )
-        where = (answer.get("Instances") or [{}])[0]
-        override = where.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+        found = _asked(lambda: [one for page in pages for one in page["InstanceTypes"]])
+        return {one["InstanceType"]: machine_of(one) for one in found}
+
+    def base_template(self) -> Template:
+        return _asked(self.launch_templates.base_template)
+
+    def template_for(self, base: Template, machine: MachineType, reservation: Reservation | None) -> Template:
+        return _asked(lambda: self.launch_templates.template_for(base, machine, reservation))
+
+    def group_for(self, job_id: str, zone: str) -> str:
+        return _asked(lambda: self.placement_groups.group_for(job_id, zone))
+
+    def reservation(self, reservation: str) -> Reservation:
+        answer = _asked(lambda: self.client.describe_capacity_reservations(CapacityReservationIds=[reservation]))
+        return _reservation(answer["CapacityReservations"][0])
+
+    # -- purchase ------------------------------------------------------------------------------------------------------
+
+    def buy(self, purchase: Purchase) -> Bought:
+        try:
+            answer = self.client.create_fleet(**self._request(purchase))
+        except ClientError as error:
+            if ambiguous(error):
+                raise Unavailable(f"EC2 did not say what became of {purchase.fleet}: {code_of(error)}") from error
+            return Bought(refusals=(_refusal(code_of(error)),))
+        except NO_ANSWER as error:
+            raise Unavailable(f"EC2 did not say what became of {purchase.fleet}: {error}") from error
+        zones = {place.subnet: place.zone for place in purchase.places}
         return Bought(
-            instances=instances,
-            instance_type=where.get("InstanceType", candidate.instance_type),
-            zone=override.get("AvailabilityZone") or self._zone_of(override.get("SubnetId")),
-            errors=tuple(error.get("ErrorCode", "unknown") for error in answer.get("Errors", [])),
+            parts=tuple(_part(group, zones) for group in answer.get("Instances", [])),
+            refusals=tuple(_refusal_of(error) for error in answer.get("Errors", [])),
         )
 
     def of_fleet(self, fleet: str) -> list[Instance]:
@@ -76,41 +134,23 @@ class Ec2Fleets:
             if code_of(error) not in NOT_FOUND_INSTANCE:
                 raise
 
-    def _request(self, fleet: str, job_id: str, candidate: Candidate, subnets: Sequence[str]) -> dict[str, Any]:
-        whole = {
-            "SingleInstanceType": True,
-            "SingleAvailabilityZone": True,
-            "MinTargetCapacity": candidate.nodes,
-        }
-        spot = candidate.market == "spot"
-        market: dict[str, Any] = (
-            {
-                "SpotOptions": {
-                    **whole,
-                    "AllocationStrategy": "capacity-optimized",
-                    "InstanceInterruptionBehavior": "terminate",
-                }
-            }
-            if spot
-            else {"OnDemandOptions": {**whole, "AllocationStrategy": "lowest-price"}}
-        )
+    def _request(self, purchase: Purchase) -> dict[str, Any]:
         tags = [
             {"Key": STACK_TAG, "Value": self.stack},
-            {"Key": JOB_TAG, "Value": job_id},
-            {"Key": FLEET_TAG, "Value": fleet},
+            {"Key": JOB_TAG, "Value": purchase.job},
+            {"Key": FLEET_TAG, "Value": purchase.fleet},
         ]
         return {
-            **market,
+            **_market(purchase),
             "Type": "instant",
-            "ClientToken": hashlib.sha256(f"{self.stack}/{fleet}".encode()).hexdigest()[:64],
-            "TargetCapacitySpecification": {
-                "TotalTargetCapacity": candidate.nodes,
-                "DefaultTargetCapacityType": "spot" if spot else "on-demand",
-            },
+            "ClientToken": hashlib.sha256(f"{self.stack}/{purchase.fleet}".encode()).hexdigest()[:64],
             "LaunchTemplateConfigs": [
                 {
-                    "LaunchTemplateSpecification": {"LaunchTemplateId": self.launch_template_id, "Version": "$Latest"},
-                    "Overrides": [{"InstanceType": candidate.instance_type, "SubnetId": subnet} for subnet in subnets],
+                    "LaunchTemplateSpecification": {
+                        "LaunchTemplateId": purchase.template.id,
+                        "Version": purchase.template.version,
+                    },
+                    "Overrides": [_override(purchase, place) for place in purchase.places],
                 }
             ],
             "TagSpecifications": [
@@ -118,17 +158,27 @@ class Ec2Fleets:
             ],
         }
 
-    def _subnets(self, zones: Sequence[str]) -> list[str]:
-        if not zones:
-            return list(self.subnet_ids)
-        return [subnet for subnet, zone in self._zones().items() if zone in zones]
+    # -- looking around ------------------------------------------------------------------------------------------------
 
-    def _zone_of(self, subnet: str | None) -> str:
-        return self._zones().get(subnet, "") if subnet else ""
+    def groups(self) -> list[OwnedGroup]:
+        return self.placement_groups.owned()
 
-    def _zones(self) -> Mapping[str, str]:
-        answer = self.client.describe_subnets(SubnetIds=list(self.subnet_ids))
-        return {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in answer["Subnets"]}
+    def drop_group(self, name: str) -> bool:
+        return self.placement_groups.drop(name)
+
+    def templates(self) -> list[OwnedTemplate]:
+        return self.launch_templates.owned()
+
+    def drop_template(self, template: str) -> None:
+        self.launch_templates.drop(template)
+
+    def console_tail(self, instance: str) -> str:
+        try:
+            answer = self.client.get_console_output(InstanceId=instance, Latest=True)
+        except ClientError as error:
+            # A hint for a person: without it the rest of the sentence still stands.
+            return f"(no console output: {code_of(error)})"
+        return str(answer.get("Output", ""))[-CONSOLE_CHARACTERS:]
 
     def _listed(self, tag: str, value: str) -> list[Instance]:
         return self._describe(
@@ -155,4 +205,136 @@ def _instance(raw: Mapping[str, Any]) -> Instance:
         fleet=tags.get(FLEET_TAG),
         state_reason=raw.get("StateReason", {}).get("Code", ""),
         reservation=raw.get("CapacityReservationId", ""),
+        market=raw.get("InstanceLifecycle", ON_DEMAND),
+    )
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """Return the answer of a call that only prepares a purchase. Raises PurchaseRefused or Unavailable."""
+    try:
+        return call()
+    except ClientError as error:
+        if ambiguous(error):
+            raise Unavailable(f"EC2 did not answer: {code_of(error)}") from error
+        raise PurchaseRefused(_refusal(code_of(error))) from error
+    except NO_ANSWER as error:
+        raise Unavailable(f"EC2 did not answer: {error}") from error
+
+
+def _market(purchase: Purchase) -> dict[str, Any]:
+    """All or nothing holds for each market alone, and not at all for reservations: there a part is given back."""
+    target: dict[str, Any] = {"TotalTargetCapacity": purchase.nodes}
+    if purchase.reservation_kind == ReservationKind.CAPACITY_BLOCK:
+        return {"TargetCapacitySpecification": {**target, "DefaultTargetCapacityType": "capacity-block"}}
+    if purchase.reservation:
+        return {
+            "TargetCapacitySpecification": {**target, "DefaultTargetCapacityType": "reserved-capacity"},
+            "ReservedCapacityOptions": {
+                "AllocationStrategy": "prioritized",
+                "ReservationTypes": [RESERVED[ReservationKind(purchase.reservation_kind)]],
+                "CapacityReservationTarget": {"CapacityReservationIds": [purchase.reservation]},
+            },
+        }
+    on_demand = purchase.on_demand_nodes if purchase.market == MIXED else purchase.nodes
+    spot = purchase.nodes - purchase.on_demand_nodes
+    if purchase.market == MIXED:
+        target |= {"OnDemandTargetCapacity": on_demand, "SpotTargetCapacity": spot}
+    first = ON_DEMAND if purchase.market == ON_DEMAND else SPOT
+    asked: dict[str, Any] = {
+        "TargetCapacitySpecification": {**target, "DefaultTargetCapacityType": first.replace("_", "-")}
+    }
+    if purchase.market in (SPOT, MIXED):
+        asked["SpotOptions"] = {
+            **_whole(purchase.minimum if purchase.market == SPOT else spot),
+            # The default is lowest-price, the pool that is taken back first.
+            "AllocationStrategy": "capacity-optimized",
+            "InstanceInterruptionBehavior": "terminate",
+        }
+    if purchase.market in (ON_DEMAND, MIXED):
+        asked["OnDemandOptions"] = {
+            **_whole(purchase.minimum if purchase.market == ON_DEMAND else on_demand),
+            "AllocationStrategy": "lowest-price",
+            # Open reservations are paid for already.
+            "CapacityReservationOptions": {"UsageStrategy": "use-capacity-reservations-first"},
+        }
+    return asked
+
+
+def _whole(minimum: int) -> dict[str, Any]:
+    return {"SingleInstanceType": True, "SingleAvailabilityZone": True, "MinTargetCapacity": minimum}
+
+
+def _override(purchase: Purchase, place: Place) -> dict[str, Any]:
+    override: dict[str, Any] = {"InstanceType": purchase.instance_type, "SubnetId": place.subnet}
+    if purchase.template.image:
+        override["ImageId"] = purchase.template.image
+    if place.group:
+        override["Placement"] = {"GroupName": place.group}
+    return override
+
+
+def _part(group: Mapping[str, Any], zones: Mapping[str, str]) -> Part:
+    override = group.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    subnet = group.get("SubnetId") or override.get("SubnetId", "")
+    market = str(group.get("Lifecycle", ""))
+    return Part(
+        instances=tuple(group.get("InstanceIds", [])),
+        instance_type=group.get("InstanceType") or override.get("InstanceType", ""),
+        zone=group.get("AvailabilityZone") or override.get("AvailabilityZone") or zones.get(subnet, ""),
+        market=MARKETS.get(market, market),
+    )
+
+
+def _refusal_of(error: Mapping[str, Any]) -> Refusal:
+    override = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    return _refusal(
+        str(error.get("ErrorCode", "no code")),
+        subnet=override.get("SubnetId", ""),
+        zone=override.get("AvailabilityZone", ""),
+        market=str(error.get("Lifecycle", "")),
+    )
+
+
+def _refusal(code: str, *, subnet: str = "", zone: str = "", market: str = "") -> Refusal:
+    """The message is left out: it may hold an encoded authorization message, and its wording is no interface."""
+    kind, cool_s = kind_of(code)
+    return Refusal(code=code, kind=kind, cool_s=cool_s, subnet=subnet, zone=zone, market=market)
+
+
+def machine_of(raw: Mapping[str, Any]) -> MachineType:
+    network = raw.get("NetworkInfo", {})
+    return MachineType(
+        name=raw["InstanceType"],
+        vcpus=raw.get("VCpuInfo", {}).get("DefaultVCpus", 0),
+        gpus=sum(gpu.get("Count", 0) for gpu in raw.get("GpuInfo", {}).get("Gpus", [])),
+        efas=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0,
+        cards=tuple(
+            Card(
+                index=card["NetworkCardIndex"],
+                takes=tuple(card.get("InterfaceTypes", [])),
+                slots=card.get("MaximumNetworkInterfaces", 1),
+                gbps=float(card.get("BaselineBandwidthInGbps", 0.0)),
+            )
+            for card in sorted(network.get("NetworkCards", []), key=lambda card: card["NetworkCardIndex"])
+        ),
+    )
+
+
+def _reservation(raw: Mapping[str, Any]) -> Reservation:
+    kind = ReservationKind.ON_DEMAND
+    if raw.get("ReservationType") == "capacity-block":
+        kind = ReservationKind.CAPACITY_BLOCK
+    elif raw.get("Interruptible"):
+        kind = ReservationKind.INTERRUPTIBLE
+    starts, ends = raw.get("StartDate"), raw.get("EndDate")
+    return Reservation(
+        id=raw["CapacityReservationId"],
+        kind=kind,
+        instance_type=raw["InstanceType"],
+        zone=raw["AvailabilityZone"],
+        state=raw["State"],
+        free=raw.get("AvailableInstanceCount", 0),
+        starts_at=starts.timestamp() if starts else None,
+        ends_at=ends.timestamp() if ends else None,
+        group=str(raw.get("PlacementGroupArn", "")).rpartition("/")[2],
     )

@@ -13,6 +13,9 @@ SUSPECT          <instance>         seen by a sweep without an owner
 CLAIM            <name>             taken by one caller until a time
 LEDGER           ROW                what is in flight, used and held; versioned
 QUOTA            TEAM#<team>        what a team may have in flight, MARKET#<market> likewise; set by the operator
+POOL#<pool>      COLD               a pool that refused: until when no job asks it
+JOB#<job>        PATIENCE           what the job's asking for machines has cost
+QUARANTINE       <host>             a machine that was found bad
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from holdfast.adapters.items import from_item, to_item
 from holdfast.domain.because import Because
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.events import Event
+from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S, event_name
 from holdfast.domain.ledger import Ledger, Quota, Quotas
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership
+from holdfast.domain.placement import FORGET_S, Cold, Patience, Pool
 from holdfast.domain.queueing import Waiter
 from job_contract.orders import Roster, Wait, WaitItem, orders_key, roster_key, spec_key, wait_key
 from job_contract.spec import JobSpec
@@ -405,6 +410,40 @@ class JobTable:
             if code_of(error) not in CONDITION_FAILED:
                 raise
 
+    # -- capacity --------------------------------------------------------------------------------------------------
+
+    def cold(self, pools: Iterable[Pool]) -> dict[Pool, Cold]:
+        wanted = list(dict.fromkeys(pools))
+        items = self._batch(self.jobs, [_pool_key(pool) for pool in wanted])
+        found = [build(Cold, item) for item in items]
+        return {one.pool: one for one in found}
+
+    def cool(self, cold: Cold) -> None:
+        item = {**_pool_key(cold.pool), **plain(cold), "expires_at": round(cold.until + FORGET_S)}
+        self.client.put_item(TableName=self.jobs, Item=to_item(item))
+
+    def warm(self, pools: Iterable[Pool]) -> None:
+        # Written rather than deleted: the doors may not delete from the jobs table.
+        for pool in pools:
+            self.cool(Cold(pool=pool, until=0.0, misses=0, code=""))
+
+    def patience(self, job_id: str) -> Patience:
+        item = self._get(self.jobs, _key(f"JOB#{job_id}", "PATIENCE"))
+        return build(Patience, item) if item else Patience()
+
+    def keep_patience(self, job_id: str, patience: Patience, now: float) -> None:
+        item = {**_key(f"JOB#{job_id}", "PATIENCE"), **plain(patience), "expires_at": round(now + KEEP_S)}
+        self.client.put_item(TableName=self.jobs, Item=to_item(item))
+
+    def quarantine(self, found: Quarantined) -> None:
+        item = {**_key("QUARANTINE", found.host), **plain(found), "expires_at": round(found.until)}
+        self.client.put_item(TableName=self.jobs, Item=to_item(item))
+
+    def quarantined(self, hosts: Iterable[str], now: float) -> dict[str, Quarantined]:
+        items = self._batch(self.jobs, [_key("QUARANTINE", host) for host in dict.fromkeys(hosts)])
+        found = [build(Quarantined, item) for item in items]
+        return {one.host: one for one in found if one.until > now}
+
     # -- looking around --------------------------------------------------------------------------------------------
 
     def teams(self) -> list[str]:
@@ -565,6 +604,10 @@ def _clipped(value: Any) -> Any:
 
 def _key(pk: str, sk: str) -> dict[str, str]:
     return {"pk": pk, "sk": sk}
+
+
+def _pool_key(pool: Pool) -> dict[str, str]:
+    return _key(f"POOL#{pool.key}", "COLD")
 
 
 def _node_item(node: Node) -> dict[str, Any]:

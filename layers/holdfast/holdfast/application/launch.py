@@ -1,20 +1,52 @@
-"""Buys the gang of an attempt: write-ahead intent, one all-or-nothing call per candidate, owners for every instance."""
+"""Buys the gang of an attempt: write-ahead intent, one all-or-nothing call per candidate, owners for every instance.
+
+What EC2 refuses is remembered by pool, so no job asks a pool that is cold; a job waits for its pools outside of any
+attempt, as long as it takes, and makes at most CALLS_AN_HOUR calls in an hour.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
-from holdfast.application.ports import Bought, Ports
+from holdfast.application.offers import LOOK_AGAIN_S, Offers, Quotas, Round, Stop, misplaced
+from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import rejoin
-from holdfast.domain.errors import CapacityUnavailable, IdentityReused
-from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended, GaveUp
+from holdfast.domain.errors import IdentityReused, PurchaseRefused, Unavailable
+from holdfast.domain.events import CapacityRefused, Event, FleetBought, FleetIntended, GaveUp
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent, Instance, Node
-from holdfast.domain.phase import Intent, Phase
-from holdfast.domain.placement import CAPACITY_RETRY_S, Candidate, fleet_name
+from holdfast.domain.phase import ALIVE, Intent, Phase
+from holdfast.domain.placement import (
+    CALLS_AN_HOUR,
+    CLUSTER,
+    Candidate,
+    Patience,
+    Prices,
+    ask_again_at,
+    cooled,
+    fleet_name,
+    jitter_of,
+    pools_of,
+    ranked,
+    spread,
+)
+from holdfast.domain.purchase import (
+    Bought,
+    Consequence,
+    Gang,
+    Part,
+    Purchase,
+    Refusal,
+    RefusalKind,
+    ReservationKind,
+    Template,
+    consequence,
+    gang_of,
+    shortfall,
+)
 from job_contract.checkpoint_layout import Head
 from job_contract.orders import ResumeFrom
 
@@ -24,12 +56,25 @@ READY_WAIT_S = 900
 CALL_RESERVE_S = 60
 """No call is begun that could not be answered before the function's time is up."""
 
+AMBIGUOUS_S = 10.0
+"""How long an unanswered call is repeated before the job waits."""
+
+NO_ANSWER_S = 60.0
+
+REASON_CHARACTERS = 500
+
 
 class Launch:
-    """One run of the launch step for one attempt of one job."""
+    """One run of the launch step for one attempt of one job; `quotas_reached` counts refusals for want of a quota."""
 
-    def __init__(self, ports: Ports) -> None:
-        self.ports = ports
+    def __init__(self, ports: Ports, *, prices: Prices | None = None, quotas: Quotas | None = None) -> None:
+        self.ports, self.prices = ports, prices or {}
+        self.offers = Offers(ports, quotas or {})
+        self._refused_for_quota = 0
+
+    @property
+    def quotas_reached(self) -> int:
+        return self._refused_for_quota + self.offers.quotas_reached
 
     def run(
         self, job_id: str, attempt: int, *, candidates: Sequence[Candidate], prefix: str, time_left_s: float
@@ -37,7 +82,12 @@ class Launch:
         """Return {outcome: launched | again | refused | withdrawn, ready_wait_s}; whatever was bought has an owner."""
         ends_at = self.ports.clock() + time_left_s
         job = self.ports.store.load(job_id)
-        if job is None or not _wanted(job, attempt):
+        if job is None or not _alive(job, attempt):
+            return _answer("withdrawn")
+        if job.phase is not Phase.LAUNCHING:
+            # This step was repeated late: the fleet that it bought is at work.
+            return _answer("launched")
+        if not _wanted(job, attempt):
             return _answer("withdrawn")
         if job.gang:
             # The fleet of this attempt is bought and told: this is the step's second delivery.
@@ -46,36 +96,17 @@ class Launch:
             head = self.ports.checkpoints.take_over(prefix, job, attempt)
         except IdentityReused as refusal:
             return self._give_up(job_id, attempt, str(refusal))
-        if job.held and (outcome := rejoin(job, attempt, _resume_from(head), self.ports)):
-            return _answer(outcome)
-        refusals: list[str] = []
-        # The request says how many nodes were wanted at first; a resume may have changed that.
-        wanted = [replace(candidate, nodes=job.nodes) for candidate in candidates]
-        for number, candidate in enumerate(wanted):
-            fleet = fleet_name(job_id, attempt, number)
-            intent = self.ports.store.intent(fleet)
-            if intent is not None and intent.closed_at is not None and intent.outcome != "bought":
-                refusals.append(intent.outcome)
-                continue
-            if self.ports.clock() > ends_at - CALL_RESERVE_S:
-                return _answer("again")
-            if not _wanted(self.ports.store.load(job_id), attempt):
-                return _answer("withdrawn")
-            try:
-                self._buy(fleet, job_id, attempt, number, candidate, head)
-            except CapacityUnavailable as refusal:
-                refusals.append(str(refusal))
-                continue
-            return _answer("launched")
-        self._record(
-            CapacityRefused(
-                at=self.ports.clock(),
-                attempt=attempt,
-                reason="; ".join(refusals)[:500],
-                not_before=self.ports.clock() + CAPACITY_RETRY_S,
-            ),
-            job_id,
-        )
+        patience = self.ports.store.patience(job_id)
+        this = Round(job_id=job_id, attempt=attempt, head=head, ends_at=ends_at, patience=patience)
+        try:
+            if job.held and (outcome := self._rejoin(job, this)):
+                return _answer(outcome)
+            self._finish_the_last(self.ports.store.load(job_id) or job, this)
+            self._ask_all(candidates, this)
+        except Stop as stop:
+            if stop.outcome is not None:
+                return _answer(stop.outcome)
+        self._tell_refusal(this)
         return _answer("refused")
 
     def _give_up(self, job_id: str, attempt: int, reason: str) -> Mapping[str, Any]:
@@ -85,58 +116,296 @@ class Launch:
         record(GaveUp(at=self.ports.clock(), reason=reason), job_id, self.ports)
         return _answer("refused")
 
-    def _buy(self, fleet: str, job_id: str, attempt: int, number: int, candidate: Candidate, head: Head) -> None:
+    def _rejoin(self, job: Job, this: Round) -> str | None:
+        def missing(fleet: str, candidate: Candidate) -> tuple[Purchase | None, str]:
+            self._look(this, [candidate])
+            purchase = self.offers.purchase(fleet, candidate, this)
+            return purchase, "; ".join(this.reasons)
+
+        return rejoin(job, this.attempt, _resume_from(this.head), missing, self.ports)
+
+    def _look(self, this: Round, asked: Sequence[Candidate]) -> None:
+        this.subnets = self.ports.fleets.subnets()
+        this.machines = self.ports.fleets.machine_types(one.instance_type for one in asked)
+        this.reservations = {
+            one.reservation: self.ports.fleets.reservation(one.reservation) for one in asked if one.reservation
+        }
+
+    def _finish_the_last(self, job: Job, this: Round) -> None:
+        """An intent that a run before this one left open is settled before anything else is asked for."""
+        intent = self.ports.store.intent(job.fleet) if job.fleet else None
+        if intent is None or intent.attempt != this.attempt:
+            return
+        if intent.outcome == "bought" and intent.closed_at is not None:
+            self._tell_bought(intent, this)
+            raise Stop("launched")
+        if intent.closed_at is None:
+            self._settle(intent, this, fresh=False)
+
+    def _ask_all(self, asked: Sequence[Candidate], this: Round) -> None:
+        try:
+            self._look(this, asked)
+        except PurchaseRefused as refused:
+            self._before_a_call(refused.refusal, asked[0], this)
+            raise Stop from refused
+        except Unavailable as silence:
+            self._no_answer(silence, this)
+        this.reasons += misplaced(this, asked)
+        blocks = [one for one in this.reservations.values() if one.kind is ReservationKind.CAPACITY_BLOCK]
+        wanted = spread(asked, (subnet.zone for subnet in this.subnets))
+        if not wanted:
+            this.reasons.append(f"no subnet of the stack lies in {', '.join(asked[0].zones)}; add one or allow any")
+        for number, candidate in ranked(wanted, self.prices):
+            # A block is paid for: nothing else is bought in its stead.
+            if candidate.reservation or not blocks:
+                self._ask(number, candidate, this)
+
+    def _ask(self, number: int, candidate: Candidate, this: Round) -> None:
+        fleet = fleet_name(this.job_id, this.attempt, number)
+        intent = self.ports.store.intent(fleet)
+        if intent is not None and intent.closed_at is not None:
+            this.reasons.append(intent.outcome)
+            self._note_thaw(candidate, this)
+            return
         now = self.ports.clock()
-        self._record(FleetIntended(at=now, attempt=attempt, fleet=fleet, resume_from=_resume_from(head)), job_id)
-        intent = self.ports.store.open_intent(
-            FleetIntent(
-                fleet=fleet, job=job_id, attempt=attempt, candidate=number, nodes=candidate.nodes, opened_at=now
-            )
+        if candidate.fewest and not this.patience.fewer_will_do(now):
+            return
+        if this.patience.free_at(now) > now:
+            this.wait(f"{CALLS_AN_HOUR} calls were made within this hour", this.patience.free_at(now))
+            raise Stop
+        if now > this.ends_at - CALL_RESERVE_S:
+            raise Stop("again")
+        if not _wanted(self.ports.store.load(this.job_id), this.attempt):
+            raise Stop("withdrawn")
+        try:
+            purchase = self.offers.purchase(fleet, candidate, this)
+        except PurchaseRefused as refused:
+            self._before_a_call(refused.refusal, candidate, this)
+            return
+        except Unavailable as silence:
+            self._no_answer(silence, this)
+        if purchase is not None:
+            self._buy(purchase, number, this)
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def _buy(self, purchase: Purchase, number: int, this: Round) -> None:
+        now = self.ports.clock()
+        intended = FleetIntended(
+            at=now, attempt=this.attempt, fleet=purchase.fleet, resume_from=_resume_from(this.head)
         )
-        # The same token with another number is an error of EC2's, so what was written ahead counts.
-        candidate = replace(candidate, nodes=intent.nodes)
-        bought = self._settled(intent) or self.ports.fleets.buy(fleet, job_id, candidate)
-        if len(bought.instances) != candidate.nodes:
-            self._give_back(intent, bought, candidate)
+        self._record(intended, this)
+        # Counted before the call: a crash must not make calls free.
+        self._keep(this.patience.asking(now), this)
+        ours = FleetIntent(
+            fleet=purchase.fleet,
+            job=this.job_id,
+            attempt=this.attempt,
+            candidate=number,
+            nodes=purchase.nodes,
+            opened_at=now,
+            purchase=purchase,
+        )
+        intent = self.ports.store.open_intent(ours)
+        self._settle(intent, this, fresh=intent == ours)
+
+    def _settle(self, intent: FleetIntent, this: Round, *, fresh: bool) -> None:
+        """What the intent stands for is owned, or given back and its pools are cold. Raises Stop when it was whole."""
+        if intent.instances:
+            self._give_back(intent, this)
+            return
+        # The answer of an earlier call may have been lost: the tag knows. The same token buys nothing twice.
+        live = [] if fresh else self._shown(intent.fleet)
+        purchase = intent.purchase
+        bought = _as_bought(live)
+        if purchase is not None and len(live) < purchase.nodes:
+            bought = _joined(self._asked_for(purchase, intent, this), live)
+            if any(refusal.kind is RefusalKind.MISMATCH for refusal in bought.refusals):
+                # Somebody bought under this token in other words: what there is, is ours.
+                bought = _joined(bought, self._shown(intent.fleet))
+        gang = gang_of(purchase, bought) if purchase else None
+        if gang is not None:
+            self._own(intent, gang, bought, this)
+            raise Stop("launched")
+        self._short(intent, bought, this)
+
+    def _shown(self, fleet: str) -> list[Instance]:
+        """What carries the fleet's tag by now."""
+        return [one for one in self.ports.fleets.of_fleet(fleet) if one.live]
+
+    def _asked_for(self, purchase: Purchase, intent: FleetIntent, this: Round) -> Bought:
+        try:
+            return self.ports.fleets.buy(purchase)
+        except Unavailable as silence:
+            if self.ports.clock() - intent.opened_at < AMBIGUOUS_S:
+                # The step is tried again: by then the tag may show what this call brought.
+                raise
+            # The intent stays open: the release waits for what the call may have brought, and ends it.
+            self._no_answer(silence, this)
+
+    def _own(self, intent: FleetIntent, gang: Gang, bought: Bought, this: Round) -> None:
+        now = self.ports.clock()
         self.ports.store.own(
             [
-                Node(instance=instance, job=job_id, fleet=fleet, attempt=attempt, since_at=now)
-                for instance in bought.instances
+                Node(
+                    instance=instance,
+                    job=this.job_id,
+                    fleet=intent.fleet,
+                    attempt=this.attempt,
+                    since_at=now,
+                    market=bought.market_of(instance),
+                )
+                for instance in gang.instances
             ]
         )
-        self.ports.store.close_intent(_closed(intent, bought.instances, "bought", self.ports.clock()))
-        self._record(
+        if gang.extra:
+            self.ports.store.mark_ending(gang.extra, this.job_id, now)
+        whole = replace(intent, nodes=len(gang.instances))
+        closed = _closed(whole, gang.instances, "bought", now)
+        self.ports.store.close_intent(closed)
+        if gang.extra:
+            self.ports.fleets.terminate(gang.extra)
+        here = (gang.instance_type, gang.zone)
+        self.ports.store.warm(
+            [pool for pool, cold in this.cold.items() if cold.misses and (pool.instance_type, pool.zone) == here]
+        )
+        self._keep(replace(this.patience, refused_since=None, soon=0, unknown=0), this)
+        self._tell_bought(closed, this, gang)
+
+    def _tell_bought(self, intent: FleetIntent, this: Round, gang: Gang | None = None) -> None:
+        purchase = intent.purchase
+        kind = gang.instance_type if gang else purchase.instance_type if purchase else ""
+        zones = {place.zone for place in purchase.places} if purchase else set()
+        zone = gang.zone if gang else zones.pop() if len(zones) == 1 else ""
+        job = self._record(
             FleetBought(
                 at=self.ports.clock(),
-                attempt=attempt,
-                fleet=fleet,
-                instance_type=bought.instance_type or candidate.instance_type,
-                zone=bought.zone,
-                market=candidate.market,
-                nodes=len(bought.instances),
+                attempt=this.attempt,
+                fleet=intent.fleet,
+                instance_type=kind or "machines",
+                zone=zone,
+                market=purchase.market if purchase else "",
+                nodes=len(intent.instances),
             ),
-            job_id,
+            this,
+        )
+        if not _alive(job, this.attempt):
+            # The attempt ended while EC2 answered: whoever released its machines may not have seen these.
+            self.ports.store.mark_ending(intent.instances, this.job_id, self.ports.clock())
+            self.ports.fleets.terminate(intent.instances)
+            raise Stop("withdrawn")
+
+    def _short(self, intent: FleetIntent, bought: Bought, this: Round) -> None:
+        """A part of a gang is written down, ended and seen ending; then what EC2 said takes its course."""
+        purchase = intent.purchase
+        reason = shortfall(purchase, bought) if purchase else "its purchase was not written down"
+        noted = replace(intent, instances=bought.instances, outcome=reason)
+        if bought.instances:
+            self.ports.store.close_intent(noted)
+        follows = consequence(purchase, _said(bought), this.patience) if purchase else None
+        if follows is not None:
+            # What was learned is written down first: it stands whatever becomes of the part.
+            self._learn(follows, intent.fleet, this)
+        self._give_back(noted, this)
+        if follows is not None and (follows.fatal or follows.stop):
+            raise Stop
+
+    def _give_back(self, intent: FleetIntent, this: Round) -> None:
+        """The part is seen ending and its intent closed. Else nothing more is asked in this attempt.
+
+        The release, which the run machine repeats as long as it takes, reads the open intent and ends what it lists.
+        """
+        this.reasons.append(intent.outcome)
+        if intent.instances:
+            self.ports.store.mark_ending(intent.instances, intent.job, self.ports.clock())
+            self.ports.fleets.terminate(intent.instances)
+            ended = {one.id for one in self.ports.fleets.described(intent.instances) if not one.live}
+            if not ended.issuperset(intent.instances):
+                this.again_at.append(self.ports.clock() + LOOK_AGAIN_S / 5)
+                raise Stop
+        self.ports.store.close_intent(_closed(intent, intent.instances, intent.outcome, self.ports.clock()))
+
+    # -- what follows from a refusal -----------------------------------------------------------------------------------
+
+    def _before_a_call(self, refusal: Refusal, candidate: Candidate, this: Round) -> None:
+        """EC2 refused to answer what a call needs to be made."""
+        nothing = Purchase(
+            fleet=fleet_name(this.job_id, this.attempt, 0),
+            job=this.job_id,
+            instance_type=candidate.instance_type,
+            market=candidate.market,
+            nodes=candidate.nodes,
+            minimum=candidate.minimum,
+            places=(),
+            template=Template(id="", version=""),
+        )
+        this.wait(f"EC2 said {refusal.code}", self.ports.clock() + refusal.cool_s)
+        follows = consequence(nothing, (refusal,), this.patience)
+        self._learn(follows, nothing.fleet, this)
+        if follows.fatal or follows.stop:
+            raise Stop
+
+    def _no_answer(self, silence: Unavailable, this: Round) -> NoReturn:
+        """The job waits, and no attempt is burnt for an EC2 that is silent."""
+        this.wait(str(silence), self.ports.clock() + NO_ANSWER_S)
+        raise Stop from silence
+
+    def _learn(self, follows: Consequence, fleet: str, this: Round) -> None:
+        now = self.ports.clock()
+        if follows.patience != this.patience:
+            self._keep(follows.patience, this)
+        known = self.ports.store.cold(cooling.pool for cooling in follows.cooling)
+        for cooling in follows.cooling:
+            cold = cooled(
+                cooling.pool,
+                known.get(cooling.pool),
+                code=cooling.code,
+                base_s=cooling.base_s,
+                now=now,
+                jitter=jitter_of(fleet),
+            )
+            if cold != known.get(cooling.pool):
+                self.ports.store.cool(cold)
+            this.cooled_here[cooling.pool] = this.cold[cooling.pool] = cold
+            this.again_at.append(cold.until)
+        if follows.wait_s:
+            this.again_at.append(now + follows.wait_s)
+        self._refused_for_quota += follows.quota
+        this.fatal = follows.fatal or this.fatal
+
+    def _note_thaw(self, candidate: Candidate, this: Round) -> None:
+        """An earlier run of this attempt was refused here: when the pools thaw is what it left."""
+        for zone in candidate.zones:
+            for group in ("", CLUSTER):
+                cold = self.ports.store.cold(pools_of(candidate, zone, group))
+                this.again_at += [one.until for one in cold.values() if one.until > self.ports.clock()]
+
+    def _tell_refusal(self, this: Round) -> None:
+        now = self.ports.clock()
+        reasons = "; ".join(dict.fromkeys(this.reasons)) or "no candidate is left"
+        if this.fatal or not this.again_at:
+            # Nothing that waiting could change.
+            self._record(GaveUp(at=now, reason=(this.fatal or reasons)[:REASON_CHARACTERS]), this)
+            return
+        if this.patience.refused_since is None:
+            self._keep(replace(this.patience, refused_since=now), this)
+        jitter = jitter_of(fleet_name(this.job_id, this.attempt, 0))
+        not_before = ask_again_at(now, this.again_at, this.patience, jitter)
+        self._record(
+            CapacityRefused(at=now, attempt=this.attempt, reason=reasons[:REASON_CHARACTERS], not_before=not_before),
+            this,
         )
 
-    def _settled(self, intent: FleetIntent) -> Bought | None:
-        """What an earlier call under this intent brought; None when the call is (again) to be made."""
-        if intent.outcome == "bought":
-            return Bought(instances=intent.instances)
-        # The answer of an earlier call may have been lost: the tag knows. The same token buys nothing twice.
-        return _as_bought(
-            [instance for instance in self.ports.fleets.of_fleet(intent.fleet) if instance.live], intent.nodes
-        )
+    def _keep(self, patience: Patience, this: Round) -> None:
+        this.patience = patience
+        self.ports.store.keep_patience(this.job_id, patience, self.ports.clock())
 
-    def _give_back(self, intent: FleetIntent, bought: Bought, candidate: Candidate) -> None:
-        """End a part of a gang and raise CapacityUnavailable with what EC2 said."""
-        self.ports.fleets.terminate(bought.instances)
-        what = f"{len(bought.instances)} of {candidate.nodes} {candidate.instance_type} ({candidate.market})"
-        reason = f"{what}: {', '.join(bought.errors) or 'no reason given'}"
-        self.ports.store.close_intent(_closed(intent, bought.instances, reason, self.ports.clock()))
-        raise CapacityUnavailable(reason)
+    def _record(self, event: Event, this: Round) -> Job:
+        return record(event, this.job_id, self.ports)
 
-    def _record(self, event: CapacityRefused | FleetIntended | FleetBought, job_id: str) -> None:
-        record(event, job_id, self.ports)
+
+def _alive(job: Job, attempt: int) -> bool:
+    return job.attempt == attempt and job.attempt_open and job.phase in ALIVE
 
 
 def _wanted(job: Job | None, attempt: int) -> bool:
@@ -160,12 +429,23 @@ def _resume_from(head: Head) -> ResumeFrom | None:
     return ResumeFrom(save=pointer.save, manifest_sha256=pointer.manifest_sha256, parent=head.parent)
 
 
-def _as_bought(live: Sequence[Instance], nodes: int) -> Bought | None:
-    if len(live) < nodes:
-        return None
+def _as_bought(live: Sequence[Instance]) -> Bought:
     return Bought(
-        instances=tuple(instance.id for instance in live), instance_type=live[0].instance_type, zone=live[0].zone
+        parts=tuple(
+            Part(instances=(one.id,), instance_type=one.instance_type, zone=one.zone, market=one.market) for one in live
+        )
     )
+
+
+def _joined(bought: Bought, live: Sequence[Instance]) -> Bought:
+    """The answer, and what carries the fleet's tag besides."""
+    more = _as_bought([one for one in live if one.id not in bought.instances])
+    return replace(bought, parts=(*bought.parts, *more.parts))
+
+
+def _said(bought: Bought) -> tuple[Refusal, ...]:
+    """What EC2 said; a shortfall without a word is a pool that has no more."""
+    return bought.refusals or (Refusal(code="Shortfall", kind=RefusalKind.POOL_COLD),)
 
 
 def _closed(intent: FleetIntent, instances: Sequence[str], outcome: str, now: float) -> FleetIntent:

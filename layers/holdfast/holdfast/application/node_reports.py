@@ -8,6 +8,7 @@ from functools import singledispatchmethod
 
 from holdfast.application.notices import advised, interrupted, maintenance
 from holdfast.application.ports import Ports
+from holdfast.application.quarantine import inspect, inspect_network
 from holdfast.application.record import record
 from holdfast.domain import gate
 from holdfast.domain.classify import Ended, refined
@@ -17,13 +18,13 @@ from holdfast.domain.events import (
     CheckpointSaved,
     Event,
     Failed,
-    GateRefused,
     OrderHeard,
     TrainingFinished,
     TrainingStarted,
 )
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import Node, Ownership, Ready
+from holdfast.domain.phase import Phase
 from job_contract import reports
 from job_contract.checkpoint_layout import SavePointer
 from job_contract.orders import Action
@@ -53,7 +54,7 @@ class NodeReports:
 
     @singledispatchmethod
     def _take(self, report: reports.Report, node: Node) -> None:
-        """Kinds that change nothing here (network_checked, unfit) are logged by the door."""
+        """Kinds that change nothing here (unfit) are logged by the door."""
 
     @_take.register
     def _(self, report: reports.Ready, node: Node) -> None:
@@ -64,6 +65,12 @@ class NodeReports:
             zone=report.zone,
             gpus=report.gpus,
             efa_devices=report.efa_devices,
+            # Whole seconds: a node repeats itself, and a reading that wavers is no news.
+            clock_offset_s=float(round(report.clock_offset_s)),
+            driver=report.driver,
+            placement_group=report.placement_group,
+            bandwidth_gbps=report.bandwidth_gbps,
+            host=report.host,
         )
         if node.state is not Ownership.MEMBER or report.attempt != node.attempt:
             # A survivor repeats its old check-in until it has read the orders of the new attempt.
@@ -80,13 +87,9 @@ class NodeReports:
         nodes = self.ports.store.nodes(intent.instances)
         if len(nodes) < intent.nodes or any(member.ready is None for member in nodes):
             return
-        problem = gate.refusal(nodes)
-        if problem:
-            not_before = self.ports.clock() + gate.GATE_RETRY_S
-            self._record(
-                GateRefused(at=self.ports.clock(), attempt=node.attempt, reason=problem, not_before=not_before),
-                node.job,
-            )
+        problem = inspect(nodes, intent, self.ports)
+        if problem is not None:
+            self._record(problem, node.job)
             return
         job = self.ports.store.load(node.job)
         last = job.last_roster_id if job else None
@@ -94,6 +97,16 @@ class NodeReports:
         roster = gate.make_roster(node.job, node.attempt, nodes, before)
         self.ports.store.put_roster(roster)
         self._record(AllReady(at=self.ports.clock(), attempt=node.attempt, roster_id=roster.roster_id), node.job)
+
+    @_take.register
+    def _(self, report: reports.NetworkChecked, node: Node) -> None:
+        intent = self.ports.store.intent(node.fleet)
+        job = self.ports.store.load(node.job)
+        if intent is None or job is None or job.phase is not Phase.LAUNCHING or job.attempt != report.attempt:
+            return
+        problem = inspect_network(report, node, intent, self.ports)
+        if problem is not None:
+            self._record(problem, node.job)
 
     @_take.register
     def _(self, report: reports.Progress, node: Node) -> None:

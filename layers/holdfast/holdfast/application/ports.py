@@ -9,10 +9,13 @@ from typing import Any, Protocol
 from holdfast.domain.because import Because
 from holdfast.domain.catalogue import Offers
 from holdfast.domain.events import Event
+from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, Quotas
+from holdfast.domain.network_cards import MachineType
 from holdfast.domain.ownership import FleetIntent, Instance, Node
-from holdfast.domain.placement import Candidate
+from holdfast.domain.placement import Cold, Patience, Pool
+from holdfast.domain.purchase import Bought, Purchase, Reservation, Subnet, Template
 from holdfast.domain.queueing import Waiter
 from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Roster, Wait, WaitItem
@@ -22,14 +25,21 @@ Clock = Callable[[], float]
 """Seconds since 1970 (UTC)."""
 
 
-@dataclass(frozen=True)
-class Bought:
-    """EC2's answer to one call: the instances it gave, and what it said of those it did not."""
+@dataclass(frozen=True, kw_only=True)
+class OwnedGroup:
+    """A placement group of the stack, and the job it was made for."""
 
-    instances: tuple[str, ...]
-    instance_type: str = ""
-    zone: str = ""
-    errors: tuple[str, ...] = ()
+    name: str
+    job: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedTemplate:
+    """A launch template that was made for a type or a reservation."""
+
+    id: str
+    name: str
+    created_at: float
 
 
 class JobStore(Protocol):
@@ -135,6 +145,23 @@ class JobStore(Protocol):
     def expire(self, job_id: str, at: float | None) -> None:
         """All that the job has, its row apart, is forgotten at `at`; never when None."""
 
+    def cold(self, pools: Iterable[Pool]) -> dict[Pool, Cold]:
+        """Return what is remembered of these pools, read strongly; thawed ones may be among them."""
+
+    def cool(self, cold: Cold) -> None: ...
+
+    def warm(self, pools: Iterable[Pool]) -> None:
+        """Forget what was remembered of pools that gave machines."""
+
+    def patience(self, job_id: str) -> Patience: ...
+
+    def keep_patience(self, job_id: str, patience: Patience, now: float) -> None: ...
+
+    def quarantine(self, found: Quarantined) -> None: ...
+
+    def quarantined(self, hosts: Iterable[str], now: float) -> dict[str, Quarantined]:
+        """Return those hosts that are to be refused, read strongly."""
+
 
 class Workflow(Protocol):
     def start(self, job_id: str, attempt: int) -> None:
@@ -148,8 +175,28 @@ class Workflow(Protocol):
 
 
 class Fleets(Protocol):
-    def buy(self, fleet: str, job_id: str, candidate: Candidate) -> Bought:
-        """One CreateFleet under the fleet's own client token; the same call again buys nothing more."""
+    def subnets(self) -> list[Subnet]:
+        """Return the subnets of the stack. This and the four below raise PurchaseRefused or Unavailable."""
+
+    def machine_types(self, names: Iterable[str]) -> Mapping[str, MachineType]:
+        """Return what EC2 says of the types; those it does not know are left out."""
+
+    def base_template(self) -> Template:
+        """Return the stack's launch template, version and image pinned."""
+
+    def template_for(self, base: Template, machine: MachineType, reservation: Reservation | None) -> Template:
+        """Return a template with every EFA of the type, in the reservation where one is given; it exists."""
+
+    def group_for(self, job_id: str, zone: str) -> str:
+        """Return the name of the job's cluster placement group in the zone; it exists."""
+
+    def reservation(self, reservation: str) -> Reservation: ...
+
+    def buy(self, purchase: Purchase) -> Bought:
+        """One CreateFleet under the fleet's own client token; the same call again buys nothing more.
+
+        Raises Unavailable when EC2 did not say what became of it.
+        """
 
     def of_fleet(self, fleet: str) -> list[Instance]: ...
 
@@ -161,6 +208,19 @@ class Fleets(Protocol):
         """Return what EC2 knows of these ids; ids that it does not know (any more, or yet) are left out."""
 
     def terminate(self, instances: Iterable[str]) -> None: ...
+
+    def console_tail(self, instance: str) -> str:
+        """Return the end of what the machine wrote to its console; why not, when EC2 gives none."""
+
+    def groups(self) -> list[OwnedGroup]: ...
+
+    def drop_group(self, name: str) -> bool:
+        """The placement group is gone; False while instances still hold it."""
+
+    def templates(self) -> list[OwnedTemplate]:
+        """Return the launch templates that were made for types and reservations."""
+
+    def drop_template(self, template: str) -> None: ...
 
 
 class Checkpoints(Protocol):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from holdfast.application.ports import Ports
+from holdfast.application.readiness import explain_unready
 from holdfast.application.record import record
 from holdfast.application.survivors import hold_survivors
 from holdfast.domain.errors import Unavailable
-from holdfast.domain.events import AttemptClosed
+from holdfast.domain.events import AttemptClosed, GateRefused
+from holdfast.domain.gate import GATE_RETRY_S
 from holdfast.domain.job import Job
+from holdfast.domain.ownership import FleetIntent
 
 
 def release_fleet(job_id: str, attempt: int, ports: Ports) -> int:
@@ -22,6 +26,7 @@ def release_fleet(job_id: str, attempt: int, ports: Ports) -> int:
     job = ports.store.load(job_id)
     if job is None or job.attempt != attempt or not job.attempt_open:
         return 0
+    _tell_unready(job, ports)
     intent = ports.store.intent(job.fleet) if job.fleet else None
     live = [instance.id for instance in ports.fleets.of_job(job_id) if instance.live]
     # What the answer to CreateFleet named counts too: the listing by tag may lag behind it.
@@ -35,9 +40,31 @@ def release_fleet(job_id: str, attempt: int, ports: Ports) -> int:
     if ending:
         ports.fleets.terminate(ending)
     _expect_ending(job_id, ending, hidden, ports)
-    if intent and intent.closed_at is None and len(ending) < intent.nodes and intent.may_still_show(ports.clock()):
+    unanswered = intent is not None and intent.closed_at is None and not intent.instances
+    if intent and unanswered and len(ending) < intent.nodes and intent.may_still_show(ports.clock()):
         raise Unavailable(f"CreateFleet for {intent.fleet} was not answered; what it brought may still show")
+    _close_intent(intent, ports)
     return len(ending)
+
+
+def _tell_unready(job: Job, ports: Ports) -> None:
+    """A fleet whose nodes did not check in in time is refused with the reason, before its machines are gone."""
+    reason = explain_unready(job, ports)
+    if reason is not None:
+        now = ports.clock()
+        record(
+            GateRefused(at=now, attempt=job.attempt, reason=reason, not_before=now + GATE_RETRY_S, failure="lost"),
+            job.id,
+            ports,
+        )
+
+
+def _close_intent(intent: FleetIntent | None, ports: Ports) -> None:
+    """A purchase that a crash left open is over: what still comes of it is nobody's, and the sweep may end it."""
+    if intent is not None and intent.closed_at is None:
+        ports.store.close_intent(
+            replace(intent, closed_at=ports.clock(), outcome=intent.outcome or "released before it was answered")
+        )
 
 
 def _expect_ending(job_id: str, ending: Sequence[str], hidden: set[str], ports: Ports) -> None:

@@ -6,10 +6,10 @@ counted in, because nothing else is bought while they are held.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from holdfast.application.ports import Bought, Ports
+from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import recovery
 from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended, SurvivorsHeld
@@ -17,6 +17,7 @@ from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent, Node, Ownership
 from holdfast.domain.phase import Intent, Phase
 from holdfast.domain.placement import Candidate
+from holdfast.domain.purchase import Bought, Part, Purchase
 from job_contract.orders import ResumeFrom
 
 
@@ -44,23 +45,25 @@ def let_go(job: Job, ports: Ports) -> None:
         ports.fleets.terminate([found.id for found in ports.fleets.described(job.held) if found.live])
 
 
-def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, ports: Ports) -> str | None:
+Missing = Callable[[str, Candidate], tuple[Purchase | None, str]]
+"""Turns the fleet's name and the missing nodes into a call to make; None with the reason why none is to be made."""
+
+
+def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Missing, ports: Ports) -> str | None:
     """Return the outcome of the launch step with survivors: launched or refused (wait, and ask again); None when they
     were let go and a whole gang is to be bought.
     """
     fleet = f"{job.id}-{attempt}-s"
     now = ports.clock()
     survivors = _still_there(job, fleet, ports)
-    missing = max(0, job.nodes - len(survivors))
     record(FleetIntended(at=now, attempt=attempt, fleet=fleet, resume_from=resume_from), job.id, ports)
-    intent = ports.store.open_intent(
-        FleetIntent(fleet=fleet, job=job.id, attempt=attempt, candidate=-1, nodes=job.nodes, opened_at=now)
-    )
-    bought, refusal = _missing_nodes(job, fleet, intent, missing, ports)
+    wanted = max(0, job.nodes - len(survivors))
+    intent, refusal = _intent(job, attempt, fleet, wanted, missing, ports)
+    bought, refusal = (Bought(), refusal) if refusal else _missing_nodes(intent, wanted, ports)
     if refusal:
         choice = recovery.after_refusal(job, len(survivors), now)
         if choice is recovery.Refused.WAIT:
-            return _wait(job, attempt, intent, f"{len(survivors)} held; missing {missing}: {refusal}", ports)
+            return _wait(job, attempt, intent, f"{len(survivors)} held; missing {wanted}: {refusal}", ports)
         if choice is recovery.Refused.RELEASE:
             ports.store.mark_ending(job.held, job.id, now)
             ports.fleets.terminate(survivors)
@@ -85,6 +88,33 @@ def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, ports: Ports)
     return "launched"
 
 
+def _intent(job: Job, attempt: int, fleet: str, wanted: int, missing: Missing, ports: Ports) -> tuple[FleetIntent, str]:
+    """Return the intent that stands for the missing nodes, and why no call is to be made.
+
+    What an earlier run wrote ahead is kept to the letter: the same token with other words is an error of EC2's.
+    """
+    known = ports.store.intent(fleet)
+    if known is not None and known.closed_at is None and known.purchase is not None:
+        return known, ""
+    purchase, refusal = None, ""
+    if wanted and job.pool is not None:
+        pool = job.pool
+        purchase, refusal = missing(
+            fleet,
+            Candidate(instance_type=pool.instance_type, market=pool.market, nodes=wanted, zones=(pool.zone,)),
+        )
+    intent = FleetIntent(
+        fleet=fleet,
+        job=job.id,
+        attempt=attempt,
+        candidate=-1,
+        nodes=wanted,
+        opened_at=ports.clock(),
+        purchase=purchase,
+    )
+    return ports.store.open_intent(intent), "" if purchase or not wanted else refusal or "no call could be made"
+
+
 def _still_there(job: Job, fleet: str, ports: Ports) -> list[str]:
     """Survivors that EC2 shows at work and that are still ours; in the order of their ids."""
     ours = {
@@ -95,22 +125,18 @@ def _still_there(job: Job, fleet: str, ports: Ports) -> list[str]:
     return sorted(found.id for found in ports.fleets.described(job.held) if found.live and found.id in ours)
 
 
-def _missing_nodes(job: Job, fleet: str, intent: FleetIntent, missing: int, ports: Ports) -> tuple[Bought, str]:
+def _missing_nodes(intent: FleetIntent, wanted: int, ports: Ports) -> tuple[Bought, str]:
     """Return what was bought to fill the gang, and why nothing was."""
-    if not missing or job.pool is None:
-        return Bought(()), ""
-    known = [found.id for found in ports.fleets.of_fleet(fleet) if found.live]
-    if len(known) >= missing:
-        return Bought(tuple(known)), ""
-    pool = job.pool
-    wanted = Candidate(instance_type=pool.instance_type, market=pool.market, nodes=missing, zones=(pool.zone,))
-    bought = ports.fleets.buy(fleet, job.id, wanted)
-    if len(bought.instances) == missing:
+    if not wanted or intent.purchase is None:
+        return Bought(), ""
+    known = [found for found in ports.fleets.of_fleet(intent.fleet) if found.live]
+    if len(known) >= wanted:
+        return Bought(parts=(Part(instances=tuple(found.id for found in known)),)), ""
+    bought = ports.fleets.buy(intent.purchase)
+    if len(bought.instances) >= wanted:
         return bought, ""
     ports.fleets.terminate(bought.instances)
-    return Bought(()), f"{len(bought.instances)} of {missing} {pool.instance_type} in {pool.zone}: " + ", ".join(
-        bought.errors
-    )
+    return Bought(), f"{len(bought.instances)} of {intent.purchase.what}: {', '.join(bought.errors)}"
 
 
 def _members(

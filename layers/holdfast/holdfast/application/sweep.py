@@ -12,6 +12,7 @@ from holdfast.application.notices import move_when_due, save_while_advised
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.retire import retire_launch_templates, retire_placement_groups
 from holdfast.application.vitals import Vitals
 from holdfast.domain.errors import ExecutionOver
 from holdfast.domain.events import Failed, FleetLost, LimitPassed
@@ -50,9 +51,15 @@ class Sweep:
         findings = [finding for job_id in self.ports.store.alive() for finding in self._job(job_id)]
         if not self.dry_run:
             findings += [Finding("place of no job", job_id, "given back") for job_id in repair_ledger(self.ports)]
+            findings += self._leftovers()
         orphans = self._orphans()
         self.vitals.orphans(len(orphans))
         return findings + orphans
+
+    def _leftovers(self) -> list[Finding]:
+        """Placement groups and launch templates that nothing needs; one that is still in use waits for the next look."""
+        gone = [*retire_placement_groups(self.ports).gone, *retire_launch_templates(self.ports).gone]
+        return [Finding("leftover of a purchase", name, "deleted") for name in gone]
 
     def _job(self, job_id: str) -> Iterable[Finding]:
         job = self.ports.store.load(job_id)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.domain.purchase import Refusal
+
 REASON_CHARACTERS = 1_000
 
 
@@ -31,6 +36,14 @@ class Raced(Exception):
 
 class CapacityUnavailable(Exception):
     """AWS has no such machines for us at the moment; try the next candidate, or this one later."""
+
+
+class PurchaseRefused(Exception):
+    """EC2 refused a call that prepares a purchase; `refusal` (domain/purchase.py) says what that asks of us."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.code)
+        self.refusal = refusal
 
 
 class Unavailable(Exception):

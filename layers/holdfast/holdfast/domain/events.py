@@ -56,10 +56,11 @@ class CapacityRefused(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class GateRefused(AttemptEvent):
-    """The fleet that checked in is not the one that was asked for."""
+    """The fleet that checked in is not the one that was asked for; the attempt is charged to the class `failure`."""
 
     reason: str
     not_before: float
+    failure: str = "capacity"
 
 
 @dataclass(frozen=True, kw_only=True)

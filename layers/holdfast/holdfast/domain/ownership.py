@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.domain.purchase import Purchase
+
 ORPHAN_GRACE_S = 600
 """Longer than any call that may still be writing the owner item."""
 
@@ -27,7 +29,7 @@ class Ownership(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What a node told of itself when it checked in."""
+    """What a node told of itself when it checked in; None = it did not say. `host` names the hardware under it."""
 
     ip: str
     port: int
@@ -35,11 +37,19 @@ class Ready:
     zone: str
     gpus: int = 0
     efa_devices: int = 0
+    clock_offset_s: float = 0.0
+    driver: str | None = None
+    placement_group: str | None = None
+    bandwidth_gbps: float | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """The owner item of one instance. `until` bounds a hold; `step_at` is when `step` was first reported."""
+    """The owner item of one instance; `market` is where it was bought, as far as EC2 said.
+
+    `until` bounds a hold; `step_at` is when `step` was first reported.
+    """
 
     instance: str
     job: str
@@ -48,6 +58,7 @@ class Node:
     state: Ownership = Ownership.MEMBER
     since_at: float
     until: float | None = None
+    market: str = ""
     ready: Ready | None = None
     step: int = 0
     step_at: float | None = None
@@ -58,7 +69,11 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetIntent:
-    """Written before CreateFleet, closed after its answer is owned: what may exist in EC2 because of us."""
+    """Written before CreateFleet, closed after its answer is owned: what may exist in EC2 because of us.
+
+    A retry repeats `purchase` to the letter, since its client token stands for it. An open intent that names
+    instances is a shortfall that was not given back yet.
+    """
 
     fleet: str
     job: str
@@ -69,6 +84,7 @@ class FleetIntent:
     instances: tuple[str, ...] = ()
     closed_at: float | None = None
     outcome: str = ""
+    purchase: Purchase | None = None
 
     def may_still_show(self, now: float) -> bool:
         """True while EC2 may hold machines of this purchase that it does not show yet."""
@@ -88,6 +104,7 @@ class Instance:
     fleet: str | None
     state_reason: str = ""
     reservation: str = ""
+    market: str = ""
 
     @property
     def live(self) -> bool:

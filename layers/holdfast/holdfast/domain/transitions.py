@@ -210,7 +210,8 @@ def _refused(job: Job, event: CapacityRefused | GateRefused, target: Phase) -> J
     if job.phase is S:
         return job
     stage = "waiting for capacity" if isinstance(event, CapacityRefused) else "waiting for other machines"
-    return replace(job, phase=target, stage=stage, reason=event.reason, not_before=event.not_before, failure="capacity")
+    kind = event.failure if isinstance(event, GateRefused) else "capacity"
+    return replace(job, phase=target, stage=stage, reason=event.reason, not_before=event.not_before, failure=kind)
 
 
 def _all_ready(job: Job, event: AllReady, target: Phase) -> Job:
@@ -285,7 +286,7 @@ def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
-    kind = "preemption" if job.market == "spot" or announced(job) else "hardware"
+    kind = "preemption" if job.market in ("spot", "mixed") or announced(job) else "hardware"
     more = f" and {len(event.instances) - NAMED} more" if len(event.instances) > NAMED else ""
     reason = f"lost {', '.join(event.instances[:NAMED])}{more}"
     return replace(job, phase=target, stage="releasing machines", reason=reason, failure=job.failure or kind)

@@ -71,11 +71,20 @@ def planned(order: Acceptance, made: Plan) -> Acceptance:
     )
 
 
-def candidates_of(request: JobRequest) -> tuple[Candidate, ...]:
-    """Return the machines to ask for, best first."""
+def candidates_of(request: JobRequest, nodes: int | None = None) -> tuple[Candidate, ...]:
+    """Return the machines to ask for, best first; so many as the request says, or as a resume has made of it."""
     fleet = request.fleet
+    wanted = nodes or fleet.nodes
     zones = () if fleet.zones == "any" else fleet.zones
-    return candidates(instance_types=fleet.instance_types, market=fleet.market, zones=zones, nodes=fleet.nodes)
+    return candidates(
+        instance_types=fleet.instance_types,
+        market=fleet.market,
+        zones=zones,
+        nodes=wanted,
+        fewest=min(fleet.min_nodes, wanted) if fleet.min_nodes is not None else None,
+        on_demand_floor=fleet.on_demand_floor,
+        reservation=fleet.reservation,
+    )
 
 
 def prefix_of(request: JobRequest) -> str:

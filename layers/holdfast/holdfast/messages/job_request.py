@@ -29,7 +29,7 @@ TEMPLATE_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 JOB_ID_CHARACTERS = 40
 IDENTITY_CHARACTERS = 10
 SPEC_ID_CHARACTERS = 16
-AUTO_INTERVAL_S = {"spot": 900.0, "on_demand": 1800.0}
+AUTO_INTERVAL_S = {"spot": 900.0, "mixed": 900.0, "on_demand": 1800.0}
 # 256 byte values and four marks: what a corpus of plain files needs.
 BYTE_VOCAB = 260
 
@@ -208,7 +208,18 @@ class Fleet(_Part):
     instance_types: Annotated[tuple[InstanceType, ...], AfterValidator(_distinct)] = Field(
         min_length=1, max_length=20, description='1 to 20 EC2 instance types, best first, such as ["p5.48xlarge"]'
     )
-    market: Literal["spot", "on_demand"] = Field("spot", description="spot or on_demand")
+    market: Literal["spot", "on_demand", "mixed"] = Field("spot", description="spot, on_demand or mixed")
+    on_demand_floor: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of a mixed fleet that is on demand, a number from 0 to 1",
+    )
+    reservation: str | None = Field(
+        None,
+        pattern=r"^cr-[0-9a-f]{8,17}$",
+        description="a capacity reservation or Capacity Block to buy in first, such as cr-0123456789abcdef0",
+    )
     zones: (
         Literal["any"] | Annotated[tuple[Zone, ...], Field(min_length=1, max_length=20), AfterValidator(_distinct)]
     ) = Field("any", description='"any", or 1 to 20 zones such as ["us-east-1a"]')
@@ -219,6 +230,11 @@ class Fleet(_Part):
             raise Coded(
                 "min_nodes_above_nodes",
                 f"fleet.min_nodes is {self.min_nodes}, more than nodes {self.nodes}; lower min_nodes or raise nodes",
+            )
+        if self.on_demand_floor is not None and self.market != "mixed":
+            raise ValueError(
+                f"fleet.on_demand_floor is {self.on_demand_floor} and fleet.market {self.market}; "
+                "it says something of mixed fleets only, so leave it out or set market to mixed"
             )
         return self
 

@@ -1,0 +1,208 @@
+"""What a candidate is asked as: subnets with room, pools that are not cold, template, group, reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.application.ports import Ports
+from holdfast.domain.network_cards import MachineType, layout
+from holdfast.domain.placement import (
+    CLUSTER,
+    EVERY_POOL,
+    Candidate,
+    Cold,
+    Patience,
+    Pool,
+    coldest,
+    pools_of,
+    quota_pool,
+)
+from holdfast.domain.purchase import (
+    Place,
+    Purchase,
+    Reservation,
+    Subnet,
+    Template,
+    cluster_group_wanted,
+    expectation,
+)
+from job_contract.checkpoint_layout import Head
+
+LOOK_AGAIN_S = 300.0
+"""Addresses, places in a reservation and reservations that are being made come back within minutes."""
+
+QUOTA_S = 1800.0
+COMING = frozenset({"scheduled", "pending", "assessing", "payment-pending", "delayed"})
+"""States of a reservation that become `active`."""
+
+Quotas = Mapping[tuple[str, str], int]
+"""vCPUs that may run at once by (family of types, market); what is not in it is not known."""
+
+
+class Stop(Exception):
+    """This round of asking is over; `outcome` is what the run machine hears, None when it is a refusal."""
+
+    def __init__(self, outcome: str | None = None) -> None:
+        self.outcome = outcome
+
+
+@dataclass
+class Round:
+    """What one run has learned: why nothing was bought, and when it may be otherwise."""
+
+    job_id: str
+    attempt: int
+    head: Head
+    ends_at: float
+    patience: Patience
+    reasons: list[str] = field(default_factory=list)
+    again_at: list[float] = field(default_factory=list)
+    cooled_here: dict[Pool, Cold] = field(default_factory=dict)
+    cold: dict[Pool, Cold] = field(default_factory=dict)
+    fatal: str | None = None
+    subnets: Sequence[Subnet] = ()
+    machines: Mapping[str, MachineType] = field(default_factory=dict)
+    base: Template | None = None
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+
+    def wait(self, reason: str, until: float) -> None:
+        self.reasons.append(reason)
+        self.again_at.append(until)
+
+
+class Offers:
+    """Turns candidates into purchases; `quotas_reached` counts those that no quota of the account allows."""
+
+    def __init__(self, ports: Ports, quotas: Quotas) -> None:
+        self.ports, self.quotas = ports, quotas
+        self.quotas_reached = 0
+
+    def purchase(self, fleet: str, candidate: Candidate, this: Round) -> Purchase | None:
+        """Return the call to make; None, with the reason noted, when it would be refused or must not be made now."""
+        machine = this.machines.get(candidate.instance_type)
+        if machine is None:
+            this.reasons.append(f"EC2 knows no type {candidate.instance_type} in this region; name another")
+            return None
+        reservation = this.reservations.get(candidate.reservation)
+        if reservation is not None and not self._bookable(reservation, candidate, this):
+            return None
+        cluster = cluster_group_wanted(candidate, machine, reservation)
+        subnets = self._roomy(candidate, machine, this)
+        open_now = self._not_cold(candidate, subnets, CLUSTER if cluster else "", this)
+        if not open_now or not self._within_quota(candidate, machine, this):
+            return None
+        this.base = this.base or self.ports.fleets.base_template()
+        template = self._template(candidate, machine, reservation, this.base)
+        places = tuple(
+            Place(
+                subnet=subnet.id,
+                zone=subnet.zone,
+                group=self.ports.fleets.group_for(this.job_id, subnet.zone) if cluster else _group_of(reservation),
+            )
+            for subnet in open_now
+        )
+        return Purchase(
+            fleet=fleet,
+            job=this.job_id,
+            instance_type=candidate.instance_type,
+            market=candidate.market,
+            nodes=candidate.nodes,
+            minimum=candidate.minimum,
+            places=places,
+            template=template,
+            on_demand_nodes=candidate.on_demand_nodes,
+            reservation=candidate.reservation,
+            reservation_kind=reservation.kind.value if reservation else "",
+            expected=expectation(machine, places, candidate.nodes),
+        )
+
+    def _template(
+        self, candidate: Candidate, machine: MachineType, reservation: Reservation | None, base: Template
+    ) -> Template:
+        # A node on its own has nobody to talk to over EFA.
+        plain = machine if candidate.nodes > 1 else replace(machine, efas=0)
+        return self.ports.fleets.template_for(base, plain, reservation)
+
+    def _roomy(self, candidate: Candidate, machine: MachineType, this: Round) -> list[Subnet]:
+        """Return the subnets of the candidate's zones that have an address for every interface that needs one."""
+        mine = [subnet for subnet in this.subnets if subnet.zone in candidate.zones]
+        if not mine:
+            zones = ", ".join(candidate.zones) or "the zones that are allowed"
+            this.reasons.append(f"no subnet of the stack lies in {zones}; add one or allow any")
+        needed = candidate.nodes * sum(one.has_address for one in layout(machine))
+        roomy = [subnet for subnet in mine if subnet.free is None or subnet.free >= needed]
+        for subnet in mine:
+            if subnet not in roomy:
+                what = f"subnet {subnet.id} in {subnet.zone} has {subnet.free} free addresses, {needed} are needed"
+                this.wait(what, self.ports.clock() + LOOK_AGAIN_S)
+        return roomy
+
+    def _not_cold(self, candidate: Candidate, subnets: Sequence[Subnet], group: str, this: Round) -> list[Subnet]:
+        """Return the subnets whose pools may be asked now."""
+        pools = {subnet.id: pools_of(candidate, subnet.zone, group) for subnet in subnets}
+        this.cold |= self.ports.store.cold(pool for named in pools.values() for pool in named)
+        open_now = []
+        for subnet in subnets:
+            closed = coldest(_asked(candidate, pools[subnet.id], this), this.cold, self.ports.clock())
+            if closed is None:
+                open_now.append(subnet)
+            else:
+                this.wait(f"{candidate.instance_type} in {subnet.zone} is left alone ({closed.code})", closed.until)
+        return open_now
+
+    def _within_quota(self, candidate: Candidate, machine: MachineType, this: Round) -> bool:
+        for market in candidate.markets:
+            quota = self.quotas.get((machine.family, market))
+            if quota is not None and machine.vcpus * candidate.nodes > quota:
+                needed = machine.vcpus * candidate.nodes
+                self.quotas_reached += 1
+                this.wait(
+                    f"{candidate.nodes} {machine.name} need {needed} vCPUs, the account may run {quota} ({market}); "
+                    "ask for more",
+                    self.ports.clock() + QUOTA_S,
+                )
+                return False
+        return True
+
+    def _bookable(self, reservation: Reservation, candidate: Candidate, this: Round) -> bool:
+        """True when the reservation can be bought in now; the candidate of its zone says why not."""
+        if (reservation.zone, reservation.instance_type) != (*candidate.zones, candidate.instance_type):
+            return False
+        now, name = self.ports.clock(), f"reservation {reservation.id}"
+        if reservation.state in COMING or (reservation.starts_at or 0.0) > now:
+            starts = max(reservation.starts_at or 0.0, now + LOOK_AGAIN_S / 5)
+            this.wait(f"{name} is {reservation.state}, not active yet", starts)
+            return False
+        if reservation.state != "active":
+            this.reasons.append(f"{name} is {reservation.state}; name another")
+            return False
+        if reservation.free < candidate.minimum:
+            this.wait(f"{name} has {reservation.free} free places, {candidate.minimum} are needed", now + LOOK_AGAIN_S)
+            return False
+        return True
+
+
+def misplaced(this: Round, asked: Sequence[Candidate]) -> list[str]:
+    """Why a reservation fits no candidate at all."""
+    zones = {subnet.zone for subnet in this.subnets}
+    found = []
+    for name, one in this.reservations.items():
+        types = {candidate.instance_type for candidate in asked if candidate.reservation == name}
+        if one.instance_type not in types:
+            found.append(f"reservation {name} is for {one.instance_type}, the job wants {', '.join(sorted(types))}")
+        if one.zone not in zones:
+            found.append(f"reservation {name} lies in {one.zone}, where the stack has no subnet")
+    return found
+
+
+def _asked(candidate: Candidate, pools: Iterable[Pool], this: Round) -> list[Pool]:
+    """The pools that count: that all nodes were refused a moment ago says nothing of fewer."""
+    if not candidate.fewest:
+        return list(pools)
+    everywhere = {EVERY_POOL, *(quota_pool(candidate.instance_type, market) for market in candidate.markets)}
+    return [pool for pool in pools if pool in everywhere or pool not in this.cooled_here]
+
+
+def _group_of(reservation: Reservation | None) -> str:
+    return reservation.group if reservation else ""
