@@ -63,13 +63,14 @@ class Ec2:
                         {"SubnetId": subnet, "AvailabilityZone": SUBNETS[subnet]} for subnet in params["SubnetIds"]
                     ]
                 }
-            case "DescribeInstanceTypeOfferings" | "DescribeSpotPriceHistory":
+            case "DescribeInstanceTypes" | "DescribeInstanceTypeOfferings" | "DescribeSpotPriceHistory":
                 return None  # moto knows them
-            case "DescribeInstanceTypes" if "InstanceTypes" in params:
-                return None
-            case "DescribeInstanceTypes":
-                [names] = [rule["Values"] for rule in params["Filters"]]
-                return {"InstanceTypes": [{"InstanceType": name, "NetworkInfo": {}} for name in names]}
+            case "DescribePlacementGroups":
+                return {"PlacementGroups": []}
+            case "DescribeLaunchTemplates":
+                return {"LaunchTemplates": []}
+            case "GetConsoleOutput":
+                return {}
             case "DescribeLaunchTemplateVersions":
                 return {"LaunchTemplateVersions": [{"VersionNumber": 1, "LaunchTemplateData": {"ImageId": "ami-1"}}]}
         raise ValueError(f"EC2 does not answer {operation} here")

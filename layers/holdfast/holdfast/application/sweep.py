@@ -51,13 +51,12 @@ class Sweep:
         findings = [finding for job_id in self.ports.store.alive() for finding in self._job(job_id)]
         if not self.dry_run:
             findings += [Finding("place of no job", job_id, "given back") for job_id in repair_ledger(self.ports)]
-            findings += self._leftovers()
         orphans = self._orphans()
         self.vitals.orphans(len(orphans))
-        return findings + orphans
+        return findings + orphans + ([] if self.dry_run else self._leftovers())
 
     def _leftovers(self) -> list[Finding]:
-        """Placement groups and launch templates that nothing needs; one that is still in use waits for the next look."""
+        """Placement groups and launch templates that nothing needs; one still in use waits for the next look."""
         gone = [*retire_placement_groups(self.ports).gone, *retire_launch_templates(self.ports).gone]
         return [Finding("leftover of a purchase", name, "deleted") for name in gone]
 
