@@ -47,6 +47,7 @@ class FakeStore:
     intents: dict[str, FleetIntent] = field(default_factory=dict)
     owners: dict[str, Node] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
+    notices: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     writes: int = 0
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
@@ -74,6 +75,12 @@ class FakeStore:
         self.rows[after.id], self.events[after.id][key] = after, event
         if after.generation != before.generation:
             self.orders[after.id] = orders_for(after, event.at)
+
+    def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
+        self.notices.setdefault((job_id, attempt), {})[instance] = deadline_at
+
+    def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
+        return dict(self.notices.get((job_id, attempt), {}))
 
     def put_wait(self, item: WaitItem) -> None:
         self.wait_items[item.job, item.wait] = item

@@ -97,7 +97,7 @@ def test_policies_of_aws_are_only_those_that_sam_attaches_and_the_session_manage
         ("iam:PassRole", {"launch_fleet"}),
         ("ec2:TerminateInstances", {"launch_fleet", "release_fleet", "on_attempt_ended", "sweep"}),
         ("states:StartExecution", {"dispatch_queue", "sweep"}),
-        ("dynamodb:Query", {"dispatch_queue", "sweep"}),
+        ("dynamodb:Query", {"dispatch_queue", "sweep", "on_node_report", "on_spot_interruption"}),
         ("dynamodb:PutItem", RECORDERS),
         ("states:SendTaskSuccess", RECORDERS - {"accept_request", "release_fleet"}),
         ("events:PutEvents", {"publish_changes"}),

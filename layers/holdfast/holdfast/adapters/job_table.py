@@ -7,6 +7,7 @@ JOB#<job>        EVENT#<dedup key>  what happened: the dedup key and the history
 NODE#<instance>  NODE               the owner of an instance, and what it reported
 FLEET#<fleet>    INTENT             what may exist in EC2 because of us
 TEAMS            <team>             teams that ever sent a job
+NOTICE#<job>#<attempt>  <instance>  a notice left for whoever writes the row next
 SUSPECT          <instance>         seen by a sweep without an owner
 """
 
@@ -35,8 +36,11 @@ T = TypeVar("T")
 KEEP_S = 35 * 86400
 """How long the identity of a request, its row and its history outlive the job."""
 
+NOTICE_KEPT_S = 86400
 ALIVE_SHARDS = 8
 EVENT_PREFIX = "EVENT#"
+TELLS = "tells"
+"""Set by a write that brings news, and by no other: a stream's filter sees one image, so it cannot compare two."""
 
 
 class JobTable:
@@ -49,7 +53,7 @@ class JobTable:
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
         writes = [
-            self._put(self.jobs, row_of(job), new=True),
+            self._put(self.jobs, {**row_of(job), TELLS: True}, new=True),
             self._put(self.jobs, {**_key(f"JOB#{job.id}", "REQUEST"), **request}),
             self._put(self.jobs, _key("TEAMS", job.team)),
             self._put(self.orders, {"key": spec_key(job.id, spec.spec_id), **encode(spec)}),
@@ -89,7 +93,7 @@ class JobTable:
         row = {
             "Put": {
                 "TableName": self.jobs,
-                "Item": to_item(row_of(after)),
+                "Item": to_item({**row_of(after), **({TELLS: True} if after.news != before.news else {})}),
                 "ConditionExpression": "version = :before",
                 "ExpressionAttributeValues": to_item({":before": before.version}),
             }
@@ -110,6 +114,16 @@ class JobTable:
             self.jobs, "pk = :pk AND begins_with(sk, :sk)", {":pk": f"JOB#{job_id}", ":sk": EVENT_PREFIX}
         )
         return sorted(items, key=lambda item: (item["version"], item["at"]))
+
+    # Keys of its own: a crowd must not use up what the row's partition can write.
+    def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
+        left = {"deadline_at": deadline_at, "expires_at": round(deadline_at + NOTICE_KEPT_S)}
+        key = _key(f"NOTICE#{job_id}#{attempt}", instance)
+        self.client.put_item(TableName=self.jobs, Item=to_item({**key, **left}))
+
+    def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
+        items = self._query(self.jobs, "pk = :pk", {":pk": f"NOTICE#{job_id}#{attempt}"}, ConsistentRead=True)
+        return {item["sk"]: float(item["deadline_at"]) for item in items}
 
     # -- what nodes and waiting states read ------------------------------------------------------------------------
 

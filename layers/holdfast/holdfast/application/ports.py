@@ -44,6 +44,12 @@ class JobStore(Protocol):
     def save(self, before: Job, after: Job, event: Event, key: str) -> None:
         """Write dedup key, row and changed orders in one transaction. Raises Raced when any of it moved meanwhile."""
 
+    def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
+        """The notice lies where whoever writes the row next finds it."""
+
+    def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
+        """Return the deadlines of the notices left for this attempt, by instance, read strongly."""
+
     def put_wait(self, item: WaitItem) -> None: ...
 
     def waits(self, job_id: str, waits: Iterable[Wait]) -> list[WaitItem]:
