@@ -134,6 +134,30 @@ def test_the_same_key_is_never_written_twice(store: JobStore) -> None:
         store.save(noticed, again, b.noticed(), dedup_key(b.noticed()))
 
 
+def test_notices_left_for_an_attempt_are_found_by_whoever_writes_next(store: JobStore) -> None:
+    job = created(store)
+    store.leave_notice(job.id, 1, b.OTHER, b.NOW + 120)
+    store.leave_notice(job.id, 1, b.OTHER, b.NOW + 120)
+    store.leave_notice(job.id, 1, b.LEADER, b.NOW + 110)
+    assert store.left_notices(job.id, 1) == {b.OTHER: b.NOW + 120, b.LEADER: b.NOW + 110}
+    assert store.left_notices(job.id, 2) == {}
+
+
+def test_only_a_write_that_brings_news_says_so_to_the_stream(client: Any) -> None:
+    table = a_table(client, "tells")
+    job = created(table)
+    key = to_item({"pk": f"JOB#{job.id}", "sk": "ROW"})
+
+    def tells() -> bool:
+        return "tells" in client.get_item(TableName=table.jobs, Key=key)["Item"]
+
+    told = [tells()]
+    for event in (b.started(), b.intended(), b.training(), b.saved(25), b.noticed(), b.saved(30, number=2)):
+        job = moved(table, job, event)
+        told.append(tells())
+    assert told == [True, True, False, True, False, True, False]
+
+
 def test_a_job_is_in_the_index_of_its_state_only(store: JobStore) -> None:
     job = moved(store, created(store), b.started())
     assert (store.waiting("research"), store.alive()) == ([], [job.id])
@@ -383,10 +407,12 @@ def test_a_dispatch_of_fifty_teams_reads_one_page_each_and_four_times_more(
         (["ConditionalCheckFailed", "None", "None"], Raced),
         (["None", "ConditionalCheckFailed", "None"], Raced),
         (["None", "None", "TransactionConflict"], Raced),
-        (["None", "ThrottlingError", "None"], ClientError),
+        (["None", "ThrottlingError", "None"], Raced),
+        (["ProvisionedThroughputExceeded", "None", "None"], Raced),
+        (["None", "ValidationError", "None"], ClientError),
     ],
 )
-def test_conflicts_that_moto_never_makes_are_races_too(
+def test_conflicts_and_busy_partitions_that_moto_never_has_are_races_too(
     client: Any, monkeypatch: pytest.MonkeyPatch, reasons: list[str], expected: type[Exception]
 ) -> None:
     table = a_table(client, "conflict")

@@ -76,6 +76,7 @@ class FakeStore:
     colds: dict[Pool, Cold] = field(default_factory=dict)
     patiences: dict[str, Patience] = field(default_factory=dict)
     bad_hosts: dict[str, Quarantined] = field(default_factory=dict)
+    notices: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     writes: int = 0
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
@@ -149,6 +150,12 @@ class FakeStore:
         known = self.quota_rows
         changed = {f"{kind}s": {**getattr(known, f"{kind}s"), name: quota}}
         self.quota_rows = replace(known, **changed)
+
+    def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
+        self.notices.setdefault((job_id, attempt), {})[instance] = deadline_at
+
+    def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
+        return dict(self.notices.get((job_id, attempt), {}))
 
     def put_wait(self, item: WaitItem) -> None:
         self.wait_items[item.job, item.wait] = item

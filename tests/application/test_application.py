@@ -80,6 +80,23 @@ def test_a_race_without_end_is_raised_for_the_queue_to_repeat(
         record(b.noticed(), job.id, ports)
 
 
+def test_a_notice_in_a_crowd_takes_along_those_that_were_left_beside_the_row(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job(nodes=4, gang=4))
+    ports.store.leave_notice(job.id, 1, "i-third", b.NOW + 100)
+    ports.store.races = 1
+    noticed = record(b.noticed(), job.id, ports)
+    assert (noticed.doomed, noticed.interruptions, noticed.deadline_at) == ((b.OTHER, "i-third"), 2, b.NOW + 100)
+    writes = ports.store.writes
+    assert record(b.noticed("i-third"), job.id, ports).version == noticed.version
+    assert ports.store.writes == writes
+
+
+def test_a_notice_that_nobody_races_leaves_nothing_beside_the_row(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job())
+    record(b.noticed(), job.id, ports)
+    assert ports.store.left_notices(job.id, 1) == {}
+
+
 def test_an_event_for_a_job_that_was_never_accepted_names_it(ports: FakePorts) -> None:
     with pytest.raises(UnknownJob, match="nobody"):
         record(b.noticed(), "nobody", ports)

@@ -156,6 +156,12 @@ def test_a_node_under_notice_that_takes_its_job_with_it_is_a_preemption() -> Non
     assert job.charged == {"preemption": 1}
 
 
+def test_a_save_is_waited_for_while_somebody_is_left_to_commit_it_and_no_longer() -> None:
+    job = b.after(b.a_running_job(), b.noticed(), b.noticed(b.LEADER))
+    assert b.after(job, b.lost(b.OTHER)) is job
+    assert b.after(job, b.lost(b.OTHER, b.LEADER)).phase is Phase.RESUMING
+
+
 def test_limits_attempts_ends_a_job_that_keeps_failing() -> None:
     job = b.a_job(attempts_limit=2)
     for attempt in (1, 2):

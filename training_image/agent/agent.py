@@ -57,6 +57,7 @@ class Agent:
         self._port = HeldPort(identity.ip)
         self._born_at = tools.clock()
         self._next_ready_at = 0.0
+        self._ready_pause_s = tools.pace.ready_s
         self._faults = 0
 
     def run(self) -> int:
@@ -127,6 +128,8 @@ class Agent:
 
     def _obey(self, seen: Seen) -> None:
         orders = seen.orders
+        if orders.attempt > self._heard[0]:
+            self._next_ready_at, self._ready_pause_s = 0.0, self.tools.pace.ready_s
         self._heard, self._level = seen.order, orders
         self.tools.journal.note(
             "order_seen", attempt=orders.attempt, generation=orders.generation, action=orders.action.value
@@ -259,7 +262,8 @@ class Agent:
         # The first orders carry the attempt's number; they are given a moment to come.
         if now < self._next_ready_at or (self._level is None and now < self._born_at + self.tools.pace.orders_idle_s):
             return
-        self._next_ready_at = now + self.tools.pace.ready_s
+        self._next_ready_at = now + self._ready_pause_s
+        self._ready_pause_s = min(2 * self._ready_pause_s, self.tools.pace.ready_most_s)
         me = self.identity
         self._say(
             Ready,

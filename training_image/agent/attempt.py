@@ -369,6 +369,9 @@ class Attempt:
         manifest = committed.manifest
         if final:
             self._said_final.add(manifest.save)
+        elif self.node_rank >= self._tools.pace.heartbeat_nodes:
+            # Nothing waits for it, the next save outdoes it, and the head has it: two nodes are enough to tell.
+            return
         self._say(
             CheckpointSaved,
             save=manifest.save,

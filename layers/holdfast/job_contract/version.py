@@ -14,6 +14,8 @@ from typing import Any, TypeVar, Union
 
 CONTRACT_VERSION = 1
 
+SCALARS = frozenset({str, int, float, bool, type(None)})
+
 T = TypeVar("T")
 
 
@@ -50,6 +52,8 @@ def canonical_json(data: Mapping[str, Any]) -> bytes:
 
 def plain(value: Any) -> Any:
     """Return the value as JSON-ready data, without a version; fields that are None are left out."""
+    if type(value) in SCALARS:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {name: plain(item) for name, item in fields if item is not None}

@@ -39,6 +39,18 @@ def test_a_waiting_node_repeats_ready_until_its_orders_name_it(start_node, play)
     assert len(node.heard("ready")) == said
 
 
+def test_a_waiting_node_repeats_ready_ever_more_rarely_and_at_once_for_another_attempt(start_node, play):
+    node = start_node(pace=replace(play.fast, ready_s=0.05, ready_most_s=0.2))
+    node.orders.value = play.seen("wait", 1)
+    play.until(lambda: len(node.heard("ready")) >= 5, node)
+    times = [ready.at for ready in node.heard("ready")]
+    assert times[3] - times[2] >= 0.19 > times[1] - times[0]
+    said = len(times)
+    node.orders.value = play.seen("wait", 2, attempt=2)
+    node.agent.tick()
+    assert node.heard("ready")[said].attempt == 2
+
+
 def test_a_roster_without_this_node_starts_nothing(start_node, play):
     node = start_node(node_rank=7)
     node.orders.value = play.seen("run", 3)
@@ -115,6 +127,19 @@ def test_a_warning_is_told_once_and_stops_nothing(start_node, play):
     assert told == [("rebalance", 1.0, 1), ("system-reboot", 9e9, 1)]
     assert control_of(node).kind is ControlKind.NONE
     assert node.agent.state == "running"
+
+
+def test_only_the_first_nodes_tell_of_a_save_that_answers_no_order(start_node, play):
+    pace = replace(play.fast, heartbeat_nodes=1)
+    nodes = [start_node(rank, pace=pace) for rank in range(2)]
+    for node in nodes:
+        node.orders.value = play.seen("run", 3, nodes=2)
+    nodes[0].wait_for("started", nodes[1])
+    for node in nodes:
+        (node.run_dir / "save").touch()
+    nodes[0].wait_for("checkpoint_saved", nodes[1])
+    play.until(lambda: nodes[1].agent.attempt.saves.newest and nodes[1].agent.attempt.saves.results.empty(), *nodes)
+    assert nodes[1].heard("checkpoint_saved") == []
 
 
 def test_a_notice_starts_the_checkpoint_alone_and_the_order_only_raises_its_generation(start_node, play):

@@ -8,6 +8,9 @@ from holdfast.domain.purchase import RefusalKind
 
 CONDITION_FAILED = frozenset({"ConditionalCheckFailedException"})
 CONFLICT = frozenset({"TransactionConflictException", "TransactionInProgressException"})
+RACED_REASONS = frozenset(
+    {"ConditionalCheckFailed", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"}
+)
 DEAD_TOKEN = frozenset({"TaskDoesNotExist", "TaskTimedOut", "InvalidToken"})
 NOT_FOUND_INSTANCE = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 PRECONDITION = frozenset({"PreconditionFailed", "412"})
@@ -138,11 +141,15 @@ def ambiguous(error: ClientError) -> bool:
 
 
 def raced(error: ClientError) -> bool:
-    """True when another writer was first: a failed condition or a conflict anywhere in a transaction."""
+    """True when the same write may succeed in a moment: another writer was first, or the partition is busy.
+
+    The SDK retries a throttled call, but not a transaction that was cancelled because of one; Lambda would only after
+    a minute, which is half a notice.
+    """
     code = code_of(error)
     if code in CONDITION_FAILED | CONFLICT:
         return True
     if code != "TransactionCanceledException":
         return False
     codes = {reason.get("Code") for reason in error.response.get("CancellationReasons", [])}
-    return bool(codes & {"ConditionalCheckFailed", "TransactionConflict"})
+    return bool(codes & RACED_REASONS)

@@ -9,6 +9,7 @@ FLEET#<fleet>    INTENT             what may exist in EC2 because of us
 TEAMS            <team>             teams that ever sent a job
 TEMPLATE#<name>  V#<version>        a job template; a version never changes
 TEMPLATE#<name>  NEWEST             the highest version there is
+NOTICE#<job>#<attempt>  <instance>  a notice left for whoever writes the row next
 SUSPECT          <instance>         seen by a sweep without an owner
 CLAIM            <name>             taken by one caller until a time
 LEDGER           ROW                what is in flight, used and held; versioned
@@ -61,6 +62,10 @@ WAITING_CARRIES = tuple(sorted({known.name for known in fields(Waiter)} - {"id",
 LINE_PAGE = 400
 """Jobs of one team that one dispatch looks at; the others stand in line behind them."""
 
+NOTICE_KEPT_S = 86400
+TELLS = "tells"
+"""Set by a write that brings news, and by no other: a stream's filter sees one image, so it cannot compare two."""
+
 
 class JobTable:
     """Keeps ports.JobStore on two DynamoDB tables."""
@@ -72,7 +77,7 @@ class JobTable:
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
         writes = [
-            self._put(self.jobs, row_of(job), new=True),
+            self._put(self.jobs, {**row_of(job), TELLS: True}, new=True),
             self._put(self.jobs, {**_key(f"JOB#{job.id}", "REQUEST"), **request}),
             self._put(self.jobs, _key("TEAMS", job.team)),
             self._put(self.orders, {"key": spec_key(job.id, spec.spec_id), **encode(spec)}),
@@ -152,7 +157,7 @@ class JobTable:
         row = {
             "Put": {
                 "TableName": self.jobs,
-                "Item": to_item(row_of(after)),
+                "Item": to_item({**row_of(after), **({TELLS: True} if after.news != before.news else {})}),
                 "ConditionExpression": "version = :before",
                 "ExpressionAttributeValues": to_item({":before": before.version}),
             }
@@ -224,6 +229,16 @@ class JobTable:
     def put_quota(self, kind: str, name: str, quota: Quota) -> None:
         item = {**_key("QUOTA", f"{kind.upper()}#{name}"), **plain(quota)}
         self.client.put_item(TableName=self.jobs, Item=to_item(item))
+
+    # Keys of its own: a crowd must not use up what the row's partition can write.
+    def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
+        left = {"deadline_at": deadline_at, "expires_at": round(deadline_at + NOTICE_KEPT_S)}
+        key = _key(f"NOTICE#{job_id}#{attempt}", instance)
+        self.client.put_item(TableName=self.jobs, Item=to_item({**key, **left}))
+
+    def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
+        items = self._query(self.jobs, "pk = :pk", {":pk": f"NOTICE#{job_id}#{attempt}"}, ConsistentRead=True)
+        return {item["sk"]: float(item["deadline_at"]) for item in items}
 
     # -- what nodes and waiting states read ------------------------------------------------------------------------
 

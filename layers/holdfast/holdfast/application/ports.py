@@ -86,6 +86,12 @@ class JobStore(Protocol):
     def put_quota(self, kind: str, name: str, quota: Quota) -> None:
         """Set the quota of a team or a market; `kind` is team or market."""
 
+    def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
+        """The notice lies where whoever writes the row next finds it."""
+
+    def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
+        """Return the deadlines of the notices left for this attempt, by instance, read strongly."""
+
     def put_wait(self, item: WaitItem) -> None: ...
 
     def waits(self, job_id: str, waits: Iterable[Wait]) -> list[WaitItem]:

@@ -81,10 +81,11 @@ class TrainingStarted(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class InterruptionNoticed(AttemptEvent):
-    """AWS will take the instance away at `deadline_at`."""
+    """AWS will take the instance away at `deadline_at`, and `others` of the fleet, told at the same time, with it."""
 
     instance: str
     deadline_at: float
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import singledispatch
+from functools import cache, singledispatch
 
 from holdfast.domain.events import (
     AttemptEvent,
@@ -40,7 +40,11 @@ KEY_CHARACTERS = 200
 
 def event_name(event: Event) -> str:
     """Return the event's name as it stands in keys and histories: `AttemptStarted` is `attempt_started`."""
-    name = type(event).__name__
+    return _snake(type(event).__name__)
+
+
+@cache
+def _snake(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 

@@ -44,8 +44,13 @@ POOL_JOBS_READ, POOL_JOBS_WARNED = 500, 50
 
 
 def loses_only_doomed(job: Job, instances: Iterable[str]) -> bool:
-    """True while a save is under way and nobody is gone but those under notice: the others may still commit it."""
-    return job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING) and set(instances) <= set(job.doomed)
+    """True while a save is under way and nobody is gone but those under notice: the others may still commit it.
+
+    False when the whole gang is gone: then there are no others.
+    """
+    gone = set(instances)
+    saving = job.phase in (Phase.INTERRUPTED, Phase.CHECKPOINTING)
+    return saving and gone <= set(job.doomed) and (not job.gang or len(gone) < job.gang)
 
 
 def checkpoint_wait_s(job: Job, now: float) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from holdfast.domain import failure
@@ -43,6 +42,7 @@ from holdfast.domain.job import Job, Pool, Saved
 from holdfast.domain.notices import announced, cooling, loses_only_doomed, trains
 from holdfast.domain.obligations import projection
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
+from holdfast.domain.records import replace
 from job_contract.checkpoint_layout import parse_save_name
 
 Q, L, R = Phase.QUEUED, Phase.LAUNCHING, Phase.RUNNING
@@ -242,10 +242,11 @@ def _interruption_noticed(job: Job, event: InterruptionNoticed, target: Phase) -
     if event.instance in job.doomed:
         return job
     deadline_at = min(event.deadline_at, job.deadline_at or event.deadline_at)
+    new = tuple(dict.fromkeys(one for one in (event.instance, *event.others) if one not in job.doomed))
     noticed = replace(
-        job, doomed=(*job.doomed, event.instance), deadline_at=deadline_at, interruptions=job.interruptions + 1
+        job, doomed=(*job.doomed, *new), deadline_at=deadline_at, interruptions=job.interruptions + len(new)
     )
-    reason = f"{event.instance} will be taken away"
+    reason = f"{event.instance}{f' and {len(new) - 1} others' if len(new) > 1 else ''} will be taken away"
     if job.phase is S:
         # Peers that died of it may be heard first: the attempt is still charged to the preemption.
         return noticed
