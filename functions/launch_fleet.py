@@ -25,6 +25,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Mapping[str, Any]:
         step.attempt,
         candidates=candidates_of(request, job and job.nodes),
         prefix=prefix_of(request),
+        image=request.image.uri if request.image else "",
         time_left_s=context.get_remaining_time_in_millis() / 1000,
     )
     measure("CapacityRefused", answer["outcome"] == "refused")

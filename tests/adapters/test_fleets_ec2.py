@@ -280,3 +280,12 @@ def test_an_instance_is_read_with_its_owner_tags(stub: tuple[Ec2Fleets, Stubber]
     assert (found.job, found.fleet, found.live, found.launched_at) == ("j", "j-1-0", True, 1767225600.0)
     assert found.market == "spot"
     assert fleets.described([]) == []
+
+
+def test_a_jobs_own_image_travels_as_a_tag_and_as_nothing_else(stub: tuple[Ec2Fleets, Stubber]) -> None:
+    def tags(purchase: Purchase) -> dict[str, str]:
+        request = stub[0]._request(purchase)
+        return {tag["Key"]: tag["Value"] for tag in request["TagSpecifications"][0]["Tags"]}
+
+    assert "holdfast:image" not in tags(SPOT)
+    assert tags(replace(SPOT, image="registry.example/me:1"))["holdfast:image"] == "registry.example/me:1"

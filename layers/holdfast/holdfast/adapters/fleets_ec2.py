@@ -28,7 +28,7 @@ from holdfast.domain.purchase import (
     Template,
 )
 
-STACK_TAG, JOB_TAG, FLEET_TAG = "holdfast:stack", "holdfast:job", "holdfast:fleet"
+STACK_TAG, JOB_TAG, FLEET_TAG, IMAGE_TAG = "holdfast:stack", "holdfast:job", "holdfast:fleet", "holdfast:image"
 CONSOLE_CHARACTERS = 2_000
 MARKETS = {"on-demand": ON_DEMAND}
 """Where EC2's word for a life cycle is not ours; others, those of tomorrow included, are kept as they are."""
@@ -139,6 +139,8 @@ class Ec2Fleets:
             {"Key": STACK_TAG, "Value": self.stack},
             {"Key": JOB_TAG, "Value": purchase.job},
             {"Key": FLEET_TAG, "Value": purchase.fleet},
+            # Read by the node's boot script from its metadata; the door let only an image's name through.
+            *([{"Key": IMAGE_TAG, "Value": purchase.image}] if purchase.image else []),
         ]
         return {
             **_market(purchase),

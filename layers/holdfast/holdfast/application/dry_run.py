@@ -7,7 +7,21 @@ from typing import Any
 from holdfast.application.ports import Ports
 
 READS = frozenset(
-    {"request", "load", "load_for", "waits", "intent", "node", "nodes", "roster", "teams", "waiting", "alive", "cold", "left_notices"}
+    {
+        "request",
+        "load",
+        "load_for",
+        "waits",
+        "intent",
+        "node",
+        "nodes",
+        "roster",
+        "teams",
+        "waiting",
+        "alive",
+        "cold",
+        "left_notices",
+    }
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
     | {"load_all", "ledger", "quotas", "line", "template"}
@@ -16,7 +30,17 @@ READS = frozenset(
 LEFT_OUT = frozenset(
     {"create", "save", "put_wait", "drop_wait", "put_roster", "open_intent", "close_intent", "own", "update_node"}
     | {"hold", "adopt", "mark_ending", "suspected", "expire", "claim", "explain"}
-    | {"cool", "warm", "leave_notice", "keep_patience", "quarantine", "drop_group", "drop_template", "group_for", "template_for"}
+    | {
+        "cool",
+        "warm",
+        "leave_notice",
+        "keep_patience",
+        "quarantine",
+        "drop_group",
+        "drop_template",
+        "group_for",
+        "template_for",
+    }
     | {"put_ledger", "put_quota", "put_template"}
     | {"start", "settle", "buy", "terminate", "take_over", "publish", "result"}
 )

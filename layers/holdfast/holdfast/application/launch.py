@@ -77,7 +77,14 @@ class Launch:
         return self._refused_for_quota + self.offers.quotas_reached
 
     def run(
-        self, job_id: str, attempt: int, *, candidates: Sequence[Candidate], prefix: str, time_left_s: float
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        candidates: Sequence[Candidate],
+        prefix: str,
+        time_left_s: float,
+        image: str = "",
     ) -> Mapping[str, Any]:
         """Return {outcome: launched | again | refused | withdrawn, ready_wait_s}; whatever was bought has an owner."""
         ends_at = self.ports.clock() + time_left_s
@@ -97,7 +104,7 @@ class Launch:
         except IdentityReused as refusal:
             return self._give_up(job_id, attempt, str(refusal))
         patience = self.ports.store.patience(job_id)
-        this = Round(job_id=job_id, attempt=attempt, head=head, ends_at=ends_at, patience=patience)
+        this = Round(job_id=job_id, attempt=attempt, head=head, ends_at=ends_at, patience=patience, image=image)
         try:
             if job.held and (outcome := self._rejoin(job, this)):
                 return _answer(outcome)

@@ -65,6 +65,7 @@ class Round:
     machines: Mapping[str, MachineType] = field(default_factory=dict)
     base: Template | None = None
     reservations: dict[str, Reservation] = field(default_factory=dict)
+    image: str = ""
 
     def wait(self, reason: str, until: float) -> None:
         self.reasons.append(reason)
@@ -114,6 +115,7 @@ class Offers:
             on_demand_nodes=candidate.on_demand_nodes,
             reservation=candidate.reservation,
             reservation_kind=reservation.kind.value if reservation else "",
+            image=this.image,
             expected=expectation(machine, places, candidate.nodes),
         )
 

@@ -93,7 +93,10 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """Everything that one call says: the same purchase under the same fleet name is the same request."""
+    """Everything that one call says: the same purchase under the same fleet name is the same request.
+
+    `image` is the job's own container image, empty for the stack's.
+    """
 
     fleet: str
     job: str
@@ -106,6 +109,7 @@ class Purchase:
     on_demand_nodes: int = 0
     reservation: str = ""
     reservation_kind: str = ""
+    image: str = ""
     expected: Expected | None = None
 
     @property
