@@ -41,7 +41,7 @@ check: $(READY) ## lint, types and the fast tests, under 30 s
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not cloud and not ranks" tests/domain tests/application tests/messages tests/contract tests/architecture tests/adapters tests/template tests/docs
+	$(BIN)/python -m pytest -m "not cloud and not ranks" tests/domain tests/application tests/messages tests/contract tests/architecture tests/template tests/docs
 
 up: $(READY) ## keep an embedded cloud running, and say how to use it
 	@$(BIN)/python -m local.up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from holdfast.application.waiting import leave_token
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.job import Job
 from holdfast.domain.obligations import answer_for
-from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, FleetIntent, Ownership
+from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, FleetIntent, Node, Ownership
 from holdfast.domain.phase import Intent, Phase
 from holdfast.domain.placement import candidates
 from holdfast.messages.control_request import read_control
@@ -763,3 +764,97 @@ def test_a_hang_is_judged_from_step_progress_not_from_heartbeats(ports: FakePort
     ports.clock.step(100)
     assert [finding.what for finding in Sweep(ports).run()] == ["hang"]
     assert ports.store.rows[job.id].failure == "hang"
+
+
+@pytest.mark.parametrize("moment", ["open_intent", "save"])
+def test_a_launch_that_its_release_has_overtaken_buys_nothing(ports: FakePorts, moment: str) -> None:
+    """Somebody stops the execution while its launch is at work: the release comes between any two of its calls."""
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    call = getattr(ports.store, moment)
+
+    def overtaken(*args: Any) -> Any:
+        setattr(ports.store, moment, call)
+        with contextlib.suppress(Unavailable):
+            end_dead_attempt(job.id, 1, ports, cause="execution aborted")
+        return call(*args)
+
+    setattr(ports.store, moment, overtaken)
+    launch(ports)
+    assert ports.store.rows[job.id].attempt_open == bool(ports.fleets.live)
+
+
+def test_a_fleet_intended_while_a_stopped_execution_is_cleared_away_is_waited_for(ports: FakePorts) -> None:
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    of_job = ports.fleets.of_job
+
+    def listed_before_the_purchase(job_id: str) -> Any:
+        ports.fleets.of_job = of_job  # type: ignore[method-assign]
+        before = of_job(job_id)
+        launch(ports)
+        return before
+
+    ports.fleets.of_job = listed_before_the_purchase  # type: ignore[method-assign]
+    end_dead_attempt(job.id, 1, ports, cause="execution aborted")
+    assert ports.fleets.live == []
+
+
+def test_survivors_are_not_joined_by_a_launch_that_its_release_has_overtaken(ports: FakePorts) -> None:
+    job = a_lost_job(ports)
+    release_fleet(job.id, 1, ports)
+    closed_and_dispatched(ports, job)
+    open_intent = ports.store.open_intent
+
+    def overtaken(intent: FleetIntent) -> FleetIntent:
+        end_dead_attempt(job.id, 2, ports, cause="execution aborted")
+        return open_intent(intent)
+
+    ports.store.open_intent = overtaken  # type: ignore[method-assign]
+    assert launch(ports, attempt=2) == "withdrawn"
+    assert ports.fleets.calls == []
+
+
+def test_a_fleet_that_is_owned_while_the_sweep_looks_is_not_suspected(ports: FakePorts) -> None:
+    """The owners are written before the intent is closed: a sweep that read them in that order would see neither."""
+    job = ports.holding(b.after(b.a_job(), b.started()))
+    fleet = f"{job.id}-1-0"
+    intent = FleetIntent(fleet=fleet, job=job.id, attempt=1, candidate=0, nodes=1, opened_at=b.NOW)
+    ports.store.open_intent(intent)
+    ports.fleets.add(b.LEADER, job=job.id, fleet=fleet)
+    ports.clock.step(ORPHAN_GRACE_S + 1)
+    read = ports.store.node
+
+    def read_then_own(instance: str) -> Node | None:
+        found = read(instance)
+        ports.store.own([Node(instance=instance, job=job.id, fleet=fleet, attempt=1, since_at=b.NOW)])
+        ports.store.close_intent(replace(intent, closed_at=ports.clock(), instances=(instance,), outcome="bought"))
+        return found
+
+    ports.store.node = read_then_own  # type: ignore[method-assign]
+    Sweep(ports).run()
+    assert ports.store.suspects == {}
+
+
+def test_a_survivor_under_notice_is_ended_before_a_whole_gang_is_bought(ports: FakePorts) -> None:
+    job = a_lost_job(ports)
+    release_fleet(job.id, 1, ports)
+    interrupted(b.LEADER, ports, deadline_at=b.NOW + 120)
+    closed_and_dispatched(ports, job)
+    assert launch(ports, attempt=2) == "launched"
+    assert b.LEADER not in ports.fleets.live
+    assert len(ports.fleets.live) == 2
+
+
+def test_survivors_of_a_job_that_turns_out_to_have_finished_are_let_go(ports: FakePorts) -> None:
+    job = a_lost_job(ports)
+    release_fleet(job.id, 1, ports)
+    record(b.finished(), job.id, ports)
+    assert close_attempt(job.id, 1, ports).phase is Phase.COMPLETED
+    assert ports.fleets.live == []
+
+
+def test_a_job_that_has_trained_waits_for_machines_as_long_as_it_takes(ports: FakePorts) -> None:
+    job = a_lost_job(ports, wait_s=10)
+    release_fleet(job.id, 1, ports)
+    close_attempt(job.id, 1, ports)
+    ports.clock.step(11)
+    assert dispatch(ports) == [job.id]

@@ -257,3 +257,8 @@ def test_every_phase_has_a_sentence_for_its_user() -> None:
     for event in [b.started(), b.intended(), b.bought(), b.ready(), b.training(), b.noticed(), b.heard()]:
         assert job.stage
         job = advance(job, event)
+
+
+def test_a_completed_job_has_a_sentence_too() -> None:
+    done = b.after(b.a_running_job(), b.finished(), b.closed())
+    assert done.reason == "all 120 steps are trained"

@@ -112,13 +112,24 @@ def test_policies_of_aws_are_only_those_that_sam_attaches_and_the_session_manage
     assert names <= OF_SAM | ({"AmazonSSMManagedInstanceCore"} if role == "NodeRole" else set())
 
 
+ENDERS = {
+    "launch_fleet",
+    "release_fleet",
+    "close_attempt",
+    "on_attempt_ended",
+    "sweep",
+    "control_job",
+    "dispatch_queue",
+}
+
+
 @pytest.mark.parametrize(
     ("action", "doors"),
     [
         ("ec2:CreateFleet", {"launch_fleet"}),
         ("ec2:RunInstances", {"launch_fleet"}),
         ("iam:PassRole", {"launch_fleet"}),
-        ("ec2:TerminateInstances", {"launch_fleet", "release_fleet", "on_attempt_ended", "sweep"}),
+        ("ec2:TerminateInstances", ENDERS),
         ("states:StartExecution", {"dispatch_queue", "sweep"}),
         ("dynamodb:Query", {"dispatch_queue", "sweep", "publish_changes", *WARN_POOLS}),
         ("dynamodb:PutItem", RECORDERS),
@@ -127,7 +138,7 @@ def test_policies_of_aws_are_only_those_that_sam_attaches_and_the_session_manage
         ("ec2:CreatePlacementGroup", {"launch_fleet"}),
         ("ec2:DeleteLaunchTemplate", {"sweep"}),
         ("ec2:DeletePlacementGroup", {"sweep"}),
-        ("ec2:GetConsoleOutput", {"launch_fleet", "release_fleet", "on_attempt_ended", "sweep"}),
+        ("ec2:GetConsoleOutput", ENDERS),
         ("events:PutEvents", {"publish_changes"}),
         ("s3:PutObject", {"launch_fleet"}),
         ("s3:DeleteObject", set()),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 
 from holdfast.application.ports import Ports
 from holdfast.application.record import begin, record
-from holdfast.application.release import close_attempt
+from holdfast.application.release import end_dead_attempt
+from holdfast.application.survivors import let_go
 from holdfast.domain.because import IN_LINE, Because
-from holdfast.domain.errors import ExecutionOver, Raced
+from holdfast.domain.errors import ExecutionOver, Raced, Unavailable
 from holdfast.domain.events import AttemptStarted, GaveUp, PlaceWanted
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger
@@ -57,7 +59,7 @@ class Dispatch:
         quotas, ledger = store.quotas(), store.ledger()
         waiting = [job for team in store.teams() for job in store.line(team) if job.id not in self.set_aside]
         decision = order(waiting, ledger=ledger, quotas=quotas, now=now)
-        late = [job.id for job in waiting if _may_be_late(job, now)][:MOST_STARTS]
+        late = [job.id for job in waiting if _waited_out(job, now)][:MOST_STARTS]
         # The index may be stale: what is acted on is read strongly, in one batch.
         rows = {job.id: job for job in store.load_all(sorted({*decision.starts, *late}))}
         self._give_up(late, rows)
@@ -83,7 +85,9 @@ class Dispatch:
                 after = begin(job, event, ledger, self.ports)
             except ExecutionOver:
                 # That name was used up by a start that was repeated late.
-                close_attempt(job_id, event.attempt, self.ports, cause="name was used")
+                # What cannot be ended yet is the sweep's; the other jobs do not wait for it.
+                with suppress(Unavailable):
+                    end_dead_attempt(job_id, event.attempt, self.ports, cause="name was used")
                 raise Raced(f"the place of {job_id} was given back") from None
             except Raced:
                 self.set_aside.discard(job_id)
@@ -99,7 +103,7 @@ class Dispatch:
                 continue
             self.set_aside.add(job_id)
             reason = f"limits.wait_s = {job.wait_s} passed before training could start"
-            record(GaveUp(at=now, reason=reason), job_id, self.ports)
+            let_go(record(GaveUp(at=now, reason=reason), job_id, self.ports), self.ports)
 
     def _ask_for_room(self, decision: Decision) -> None:
         for asked in decision.preempt:
@@ -118,12 +122,9 @@ class Dispatch:
             left -= self.ports.store.explain(job, because)
 
 
-def _may_be_late(job: Waiter, now: float) -> bool:
+def _waited_out(job: Waiter | Job, now: float) -> bool:
+    """True when the job's time to wait for its first step is over; one that has trained may wait as long as it takes."""
     return job.step == 0 and now - job.submitted_at > job.wait_s
-
-
-def _waited_out(job: Job, now: float) -> bool:
-    return job.saved is None and now - job.submitted_at > job.wait_s
 
 
 def _as_seen(job: Job, seen: Waiter, now: float) -> bool:

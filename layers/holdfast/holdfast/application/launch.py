@@ -201,7 +201,6 @@ class Launch:
         intended = FleetIntended(
             at=now, attempt=this.attempt, fleet=purchase.fleet, resume_from=_resume_from(this.head)
         )
-        self._record(intended, this)
         # Counted before the call: a crash must not make calls free.
         self._keep(this.patience.asking(now), this)
         ours = FleetIntent(
@@ -214,6 +213,11 @@ class Launch:
             purchase=purchase,
         )
         intent = self.ports.store.open_intent(ours)
+        # In this order: a release that finds the fleet in the row finds the intent too and waits for it, and one that
+        # came earlier is seen here. Withdrawn, the intent stays open: an earlier call under it may have bought.
+        told = self._record(intended, this)
+        if told.fleet != purchase.fleet or not _wanted(told, this.attempt):
+            raise Stop("withdrawn")
         self._settle(intent, this, fresh=intent == ours)
 
     def _settle(self, intent: FleetIntent, this: Round, *, fresh: bool) -> None:

@@ -49,7 +49,6 @@ def interrupted(instance: str, ports: Ports, *, deadline_at: float, cause: str =
     if node.state is Ownership.HELD:
         # It was kept for the next attempt, and that will find it gone.
         ports.store.mark_ending([instance], node.job, ports.clock())
-        return Told(instance=instance, fate=Fate.EXPECTED)
     event = InterruptionNoticed(
         at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause=cause
     )

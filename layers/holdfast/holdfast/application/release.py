@@ -8,9 +8,9 @@ from dataclasses import replace
 from holdfast.application.ports import Ports
 from holdfast.application.readiness import explain_unready
 from holdfast.application.record import record
-from holdfast.application.survivors import hold_survivors
+from holdfast.application.survivors import hold_survivors, let_go
 from holdfast.domain.errors import Unavailable
-from holdfast.domain.events import AttemptClosed, GateRefused
+from holdfast.domain.events import AttemptClosed, Failed, GateRefused
 from holdfast.domain.gate import GATE_RETRY_S
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent
@@ -78,10 +78,12 @@ def _expect_ending(job_id: str, ending: Sequence[str], hidden: set[str], ports: 
 
 
 def close_attempt(job_id: str, attempt: int, ports: Ports, *, cause: str = "run ended") -> Job:
-    """The attempt is closed: the job has ended for good, or may be dispatched again."""
+    """The attempt is closed: the job has ended for good and its survivors with it, or may be dispatched again."""
     step = _newest_step(job_id, attempt, ports)
     event = AttemptClosed(at=ports.clock(), attempt=attempt, cause=cause, step=step)
-    return record(event, job_id, ports)
+    job = record(event, job_id, ports)
+    let_go(job, ports)
+    return job
 
 
 def _newest_step(job_id: str, attempt: int, ports: Ports) -> int:
@@ -96,9 +98,14 @@ def _newest_step(job_id: str, attempt: int, ports: Ports) -> int:
 
 
 def end_dead_attempt(job_id: str, attempt: int, ports: Ports, *, cause: str) -> None:
-    """An attempt whose execution is over without having closed it is released and closed; any other is left alone."""
+    """An attempt whose execution is over without having closed it is released and closed; any other is left alone.
+
+    Its launch may still be at work. So the row says first that the attempt is lost: a fleet that was intended before is
+    found by the release, and none is intended afterwards.
+    """
     job = ports.store.load(job_id)
     if job is None or job.attempt != attempt or not job.attempt_open:
         return
+    record(Failed(at=ports.clock(), attempt=attempt, failure="lost", reason=cause, cause=cause), job_id, ports)
     release_fleet(job_id, attempt, ports)
     close_attempt(job_id, attempt, ports, cause=cause)

@@ -50,15 +50,21 @@ Missing = Callable[[str, Candidate], tuple[Purchase | None, str]]
 
 
 def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Missing, ports: Ports) -> str | None:
-    """Return the outcome of the launch step with survivors: launched or refused (wait, and ask again); None when they
-    were let go and a whole gang is to be bought.
+    """Return the outcome of the launch step with survivors: launched, withdrawn, or refused (wait, and ask again); None
+    when they were let go and a whole gang is to be bought.
     """
     fleet = f"{job.id}-{attempt}-s"
     now = ports.clock()
-    survivors = _still_there(job, fleet, ports)
-    record(FleetIntended(at=now, attempt=attempt, fleet=fleet, resume_from=resume_from), job.id, ports)
+    survivors, leaving = _still_there(job, fleet, ports)
     wanted = max(0, job.nodes - len(survivors))
     intent, refusal = _intent(job, attempt, fleet, wanted, missing, ports)
+    # In this order: a release that finds the fleet in the row waits for the intent, an earlier one is seen here.
+    told = record(FleetIntended(at=now, attempt=attempt, fleet=fleet, resume_from=resume_from), job.id, ports)
+    if told.fleet != fleet or not told.attempt_open or told.phase is not Phase.LAUNCHING:
+        return "withdrawn"
+    if leaving:
+        # Under notice while held: at work until AWS takes it, and no part of the next gang.
+        ports.fleets.terminate(leaving)
     bought, refusal = (Bought(), refusal) if refusal else _missing_nodes(intent, wanted, ports)
     if refusal:
         choice = recovery.after_refusal(job, len(survivors), now)
@@ -115,14 +121,15 @@ def _intent(job: Job, attempt: int, fleet: str, wanted: int, missing: Missing, p
     return ports.store.open_intent(intent), "" if purchase or not wanted else refusal or "no call could be made"
 
 
-def _still_there(job: Job, fleet: str, ports: Ports) -> list[str]:
-    """Survivors that EC2 shows at work and that are still ours; in the order of their ids."""
+def _still_there(job: Job, fleet: str, ports: Ports) -> tuple[list[str], list[str]]:
+    """Return those held that EC2 shows at work: survivors that are still ours, and others; each sorted by id."""
     ours = {
         node.instance
         for node in ports.store.nodes(job.held)
         if node.state is Ownership.HELD or (node.state is Ownership.MEMBER and node.fleet == fleet)
     }
-    return sorted(found.id for found in ports.fleets.described(job.held) if found.live and found.id in ours)
+    live = sorted(found.id for found in ports.fleets.described(job.held) if found.live)
+    return [one for one in live if one in ours], [one for one in live if one not in ours]
 
 
 def _missing_nodes(intent: FleetIntent, wanted: int, ports: Ports) -> tuple[Bought, str]:

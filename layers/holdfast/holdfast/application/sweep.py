@@ -11,7 +11,7 @@ from holdfast.application.dry_run import DryRun
 from holdfast.application.notices import move_when_due, save_while_advised
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
-from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.release import end_dead_attempt
 from holdfast.application.retire import retire_launch_templates, retire_placement_groups
 from holdfast.application.vitals import Vitals
 from holdfast.domain.errors import ExecutionOver
@@ -99,8 +99,7 @@ class Sweep:
 
     def _close(self, job: Job, why: str) -> Finding:
         if not self.dry_run:
-            release_fleet(job.id, job.attempt, self.ports)
-            close_attempt(job.id, job.attempt, self.ports, cause=why)
+            end_dead_attempt(job.id, job.attempt, self.ports, cause=why)
         return Finding(why, job.id, "fleet released, attempt closed")
 
     def _members(self, job: Job) -> Iterable[Finding]:
@@ -144,8 +143,9 @@ class Sweep:
         now = self.ports.clock()
         ended = []
         for instance in listed:
-            node = self.ports.store.node(instance.id)
+            # The intent first: it is closed after its machines are owned, so a closed one has told all owners.
             intent = self.ports.store.intent(instance.fleet) if instance.fleet else None
+            node = self.ports.store.node(instance.id)
             why = suspect(instance, node, intent, now)
             if why is None or (not self.dry_run and self.ports.store.suspected(instance.id, now) is None):
                 continue

@@ -294,7 +294,8 @@ def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
 
 
 def _training_finished(job: Job, event: TrainingFinished, target: Phase) -> Job:
-    return replace(job, phase=target, stage="releasing machines", reason="", step=event.step, failure=None)
+    reason = f"all {event.step} steps are trained"
+    return replace(job, phase=target, stage="releasing machines", reason=reason, step=event.step, failure=None)
 
 
 def _failed(job: Job, event: Failed, target: Phase) -> Job:
