@@ -123,7 +123,7 @@ class Dispatch:
 
 
 def _waited_out(job: Waiter | Job, now: float) -> bool:
-    """True when the job's time to wait for its first step is over; one that has trained may wait as long as it takes."""
+    """True when the time to wait for a first step is over; a job that has trained waits as long as it takes."""
     return job.step == 0 and now - job.submitted_at > job.wait_s
 
 
