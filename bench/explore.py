@@ -144,4 +144,4 @@ def _scenario_row(scenario: Scenario, found: Explored) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(report("explore", rows(int(sys.argv[1]) if sys.argv[1:] else 50_000)))
+    sys.exit(report("explore", rows(int(sys.argv[1]) if sys.argv[1:] else 30_000)))

@@ -21,6 +21,7 @@ from holdfast.domain.job import Job
 from holdfast.domain.obligations import projection
 from holdfast.domain.ownership import Ownership, suspect
 from holdfast.domain.phase import WAITING, Intent
+from holdfast.domain.queueing import Waiter
 from job_contract.checkpoint_layout import Head
 from tests.application.fakes import FakeStore
 
@@ -29,7 +30,8 @@ from tests.application.fakes import FakeStore
 class Fault:
     """What is patched in place of what, how much must go wrong for it to show, and the rule that it breaks.
 
-    `at_once`: how many functions must be at work for it to show.
+    `at_once`: how many functions must be at work for it to show. `also` is patched too, where a second guard would
+    catch the mistake.
     """
 
     name: str
@@ -39,15 +41,19 @@ class Fault:
     budgets: Budgets
     breaks: str
     at_once: int = 1
+    also: tuple[tuple[Any, str, Any], ...] = ()
 
     @contextmanager
     def injected(self) -> Iterator[None]:
-        kept = vars(self.owner)[self.attribute]
-        setattr(self.owner, self.attribute, self.wrong)
+        patches = [(self.owner, self.attribute, self.wrong), *self.also]
+        kept = [(owner, attribute, vars(owner)[attribute]) for owner, attribute, _ in patches]
+        for owner, attribute, wrong in patches:
+            setattr(owner, attribute, wrong)
         try:
             yield
         finally:
-            setattr(self.owner, self.attribute, kept)
+            for owner, attribute, right in kept:
+                setattr(owner, attribute, right)
 
 
 def _token_in_the_row(save: Callable[..., None]) -> Callable[..., None]:
@@ -61,6 +67,10 @@ def _token_in_the_row(save: Callable[..., None]) -> Callable[..., None]:
 
 def _dispatch_before_close(job: Job) -> bool:
     return job.phase in WAITING and job.intent is Intent.RUN
+
+
+def _waiter_of_a_closed_attempt(of: Callable[[Job], Waiter]) -> Any:
+    return staticmethod(lambda job: replace(of(job), attempt_open=False))
 
 
 def _counter_generation(advance: Callable[[Job, Event], Job]) -> Callable[[Job, Event], Job]:
@@ -127,7 +137,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("token in the row", FakeStore, "save", _token_in_the_row(FakeStore.save), Budgets(), TOKENS),
         Fault(
             "dispatch before close", Job, "dispatchable", property(_dispatch_before_close),
-            Budgets(interruptions=1), ONE_FLEET,
+            Budgets(interruptions=1), ONE_FLEET, also=((Waiter, "of", _waiter_of_a_closed_attempt(Waiter.of)),),
         ),
         Fault(
             "counter generation", record_module, "advance", _counter_generation(record_module.advance),

@@ -14,7 +14,13 @@ from bench.exploration.steps import Steps
 from bench.exploration.world import Broken, Budgets, a_world
 from bench.explore import BOUNDED, FAULT_STATES, UNDISTURBED, Scenario
 
-QUICK_FAULTS = ("token in the row", "counter generation", "claims read before EC2", "ignored conflict")
+QUICK_FAULTS = (
+    "token in the row",
+    "dispatch before close",
+    "counter generation",
+    "claims read before EC2",
+    "ignored conflict",
+)
 
 
 def test_every_order_of_an_undisturbed_job_ends_well() -> None:
