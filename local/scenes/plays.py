@@ -97,7 +97,7 @@ def two_interruptions(stage: Stage) -> None:
     stage.wait(SECOND_NOTICE_AFTER_S)
     stage.cloud.interrupt(first, NOTICE_S + 10)
     stage.tell(f"notice for {first}")
-    stage.until("the forced save is committed", lambda: stage.job().phase == "resuming", within_s=30)
+    stage.until("the forced save is committed", lambda: stage.history("attempt_closed"), within_s=30)
     stage.cloud.slow_uploads(saves, 0)
     job = stage.finish()
     finals = [one for one in _saves(stage) if one["detail"]["final"]]
