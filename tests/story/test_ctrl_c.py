@@ -23,7 +23,13 @@ def test_ctrl_c_ends_everything_promptly_and_the_next_cloud_starts(tmp_path: Pat
     for folder in (tmp_path / "first", tmp_path / "second"):
         command = [sys.executable, "-m", "local.story", "--out", str(folder)]
         story = subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, start_new_session=True, text=True
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            preexec_fn=heed_ctrl_c,
         )
         nodes = wait_for_ranks(folder)
         assert all(marked("HOLDFAST_NODE", node) for node in nodes)
@@ -35,6 +41,11 @@ def test_ctrl_c_ends_everything_promptly_and_the_next_cloud_starts(tmp_path: Pat
         assert "nothing is left running" in output
         assert [pid for node in nodes for pid in marked("HOLDFAST_NODE", node)] == []
         assert [pid for pid in everybody() if str(folder) in environment_of(pid)] == []
+
+
+def heed_ctrl_c() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that; a terminal's programs do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_ranks(folder: Path) -> list[str]:
