@@ -336,13 +336,18 @@ def _dispatched_early() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _requests_not_deduplicated() -> Iterator[None]:
-    """A request that comes again writes its row again."""
+    """A request that comes again is not known, and writes its row again."""
+    from holdfast.application import intake
+
     put = _job_table()._put
 
     def always(self: Any, table: str, data: Mapping[str, Any], *, new: bool = False) -> dict[str, Any]:
         return dict(put(self, table, data, new=new and data.get("sk") != "ROW"))
 
-    with mock.patch.object(_job_table(), "_put", always):
+    with (
+        mock.patch.object(_job_table(), "_put", always),
+        mock.patch.object(intake, "_known", lambda *_: False),
+    ):
         yield
 
 
