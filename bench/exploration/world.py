@@ -264,9 +264,6 @@ class World:
         self.head = replace(head, attempt=attempt)
         return self.head
 
-    def show_everything(self) -> None:
-        self.fleets.hidden = set()
-
 
 NEWS = "each change of phase and each end is told under an id of its own"
 

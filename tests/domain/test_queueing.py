@@ -23,11 +23,9 @@ from holdfast.domain.ledger import (
     account,
 )
 from holdfast.domain.queueing import (
-    IN_LINE,
     UNITS,
     Decision,
     Waiter,
-    because_of,
     hours,
     order,
 )
@@ -177,12 +175,6 @@ def test_one_look_starts_only_so_many() -> None:
 def test_a_stack_keeps_account_of_only_so_many() -> None:
     full = ledger(*(runs(f"r{n}") for n in range(MOST_IN_FLIGHT)))
     assert code(decide(waits("a"), ledger=full), "a") is Code.STACK_FULL
-
-
-def test_a_job_that_no_dispatch_has_seen_stands_in_line() -> None:
-    assert because_of(b.a_job()) is IN_LINE
-    told = Because(code=Code.HELD, sentence="s", unblock="u")
-    assert because_of(b.a_job(waiting=told)) is told
 
 
 def test_shares_are_told_as_gpu_hours() -> None:

@@ -149,7 +149,7 @@ def test_an_instance_id_that_is_none_is_refused_within_its_event() -> None:
 )
 def test_an_ended_execution_names_its_job_and_attempt(name: str, status: str) -> None:
     change = read_execution_status_change(sample(f"sfn-execution-{name}"))
-    assert (change.job, change.attempt, change.status, change.has_ended) == (JOB, 1, status, True)
+    assert (change.job, change.attempt, change.status) == (JOB, 1, status)
     assert change.ended_at == 1796061605.123
 
 
@@ -168,12 +168,6 @@ def test_an_execution_that_is_none_of_ours_is_refused(name: str) -> None:
     event["detail"] |= {"input": None, "name": name}
     with pytest.raises(Rejected, match="bad_event"):
         read_execution_status_change(event)
-
-
-def test_a_running_execution_has_not_ended() -> None:
-    event = sample("sfn-execution-failed")
-    event["detail"] |= {"status": "RUNNING"}
-    assert not read_execution_status_change(event).has_ended
 
 
 def node_record(body: Any, sender: str = f"AROAEXAMPLEEXAMPLE123:{NODE}") -> dict[str, Any]:

@@ -34,10 +34,6 @@ class Raced(Exception):
     """Another writer was first; load again and retry now."""
 
 
-class CapacityUnavailable(Exception):
-    """AWS has no such machines for us at the moment; try the next candidate, or this one later."""
-
-
 class PurchaseRefused(Exception):
     """EC2 refused a call that prepares a purchase; `refusal` (domain/purchase.py) says what that asks of us."""
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from holdfast.domain.because import IN_LINE, Because, Code
+from holdfast.domain.because import Because, Code
 from holdfast.domain.job import PRIORITY_STEP_S, Job
 from holdfast.domain.ledger import (
     ALL_TEAMS,
@@ -138,11 +138,6 @@ def order(
     The same jobs in another order give the same decision.
     """
     return _Pass(ledger.accrued(now), quotas, now, most_starts).run(waiting)
-
-
-def because_of(job: Job) -> Because:
-    """Return why a waiting job waits, as the last dispatch that changed it said."""
-    return job.waiting or IN_LINE
 
 
 class _Pass:

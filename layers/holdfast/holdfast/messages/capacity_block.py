@@ -34,7 +34,6 @@ class BlockDetail(AwsDetail):
 class CapacityBlockEvent(AwsEvent):
     """A block was delivered, or will soon expire; either says when it ends."""
 
-    kind: str = Field(alias="detail-type")
     detail: BlockDetail
 
     @property
@@ -45,10 +44,6 @@ class CapacityBlockEvent(AwsEvent):
     def ends_at(self) -> float:
         """When the block ends, in seconds since 1970."""
         return self.detail.ends.timestamp()
-
-    @property
-    def is_expiring(self) -> bool:
-        return self.kind.lower().endswith("expiration warning")
 
 
 def read_capacity_block_event(event: Mapping[str, Any]) -> CapacityBlockEvent:

@@ -14,7 +14,6 @@ from holdfast.messages.aws_event import AwsDetail, AwsEvent, parsed
 from holdfast.messages.step_input import StepInput
 
 ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
-ENDED = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "ABORTED"})
 
 
 class ExecutionDetail(AwsDetail):
@@ -38,10 +37,6 @@ class ExecutionStatusChange(AwsEvent):
     @property
     def status(self) -> str:
         return self.detail.status
-
-    @property
-    def has_ended(self) -> bool:
-        return self.status in ENDED
 
     @property
     def ended_at(self) -> float:
