@@ -18,6 +18,7 @@ Play = Callable[[Stage], None]
 DISTURB_AT_STEP = 25
 NOTICE_S = 20.0
 SECOND_NOTICE_AFTER_S = 7.0
+FRAMEWORK_STEPS = 500
 SLOW_PUT_S = 3.5
 """Shards, part and manifest follow each other: a save takes ten seconds. An agent waits five for an answer."""
 
@@ -264,6 +265,26 @@ def hang(stage: Stage) -> None:
     stage.check("both machines replaced", len(stage.instances()) == 4 and job.charged == {"hang": 1}, job.charged)
 
 
+def framework(program: str) -> Play:
+    """Return the play of a job that another framework trains: one of its two nodes is interrupted."""
+
+    def play(stage: Stage) -> None:
+        stage.submit(program=program, steps=FRAMEWORK_STEPS, interval_steps=10_000)
+        stage.train_to(DISTURB_AT_STEP)
+        at = stage.cloud.interrupt(stage.members()[1], NOTICE_S)
+        stage.tell(f"spot notice of {NOTICE_S:g} s for {stage.members()[1]}")
+        job = stage.finish(within_s=240)
+        # Two nodes may report one save, and one of them before it knows that it was the last.
+        forced = {one["detail"]["pointer"]["save"] for one in _saves(stage) if one["attempt"] == 1}
+        stage.check("one forced save, one recovery", len(forced) == 1 and job.attempt == 2, job.attempt)
+        restored = [one["detail"]["restored"] for one in stage.history("training_started") if one["attempt"] == 2]
+        stage.check("resumed from it", set(restored) == forced, restored)
+        lost = stage.lost_steps()
+        stage.check(f"0 steps lost, training again after {stage.first_step_after(at, 2):g} s", lost == 0, lost)
+
+    return play
+
+
 _BY_US = "Client.UserInitiatedShutdown"
 
 SCENARIOS = (
@@ -279,6 +300,8 @@ SCENARIOS = (
     Scenario("rebalance-only", ("m5n.large",), rebalance_only),
     Scenario("cancel-during-relaunch", ("c5d.large",), cancel_during_relaunch),
     Scenario("pool-warning", ("r5a.large",), pool_warning),
+    Scenario("hugging-face", ("r6a.large",), framework("examples.hugging_face")),
+    Scenario("lightning", ("r5n.large",), framework("examples.lightning")),
     Scenario("hang", ("m5d.large",), hang, by_name_only=True),
 )
 """Those that wait long come first, so that others run beside them."""

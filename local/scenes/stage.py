@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -93,9 +94,14 @@ class Stage:
 
     # Doing
 
-    def submit(self, *, nodes: int = 2, steps: int = 90, interval_steps: int = INTERVAL_STEPS) -> Job:
-        """A small training job is accepted."""
+    def submit(
+        self, *, nodes: int = 2, steps: int = 90, interval_steps: int = INTERVAL_STEPS, program: str = ""
+    ) -> Job:
+        """A small training job is accepted; `program` is a module that its ranks run in place of the trainer."""
         body = request(self.name + self.part, self.types, nodes=nodes, steps=steps, interval_steps=interval_steps)
+        if program:
+            # Nodes are processes here, so the image is this environment and its name is nobody's.
+            body["image"] = {"uri": "local/frameworks", "command": [sys.executable, "-m", program]}
         self.job_id = read_acceptance(json.dumps(body), now=0).job.id
         (self.folder / f"request{self.part}.json").write_text(json.dumps(body, indent=1))
         self.steps = steps

@@ -1,0 +1,1 @@
+"""Callbacks that make the trainers of other frameworks keep the job contract. Each file needs its framework only."""
