@@ -19,7 +19,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    Metadata,
+    StorageMeta,
+)
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
 from job_contract.checkpoint_layout import (
@@ -177,8 +182,18 @@ class Saves:
 # Reading
 
 
+def _member(enum: Any, name: str) -> Any:
+    """Return the member of the only enum in a `.metadata`. Raises Refused for whatever else getattr could reach."""
+    if enum is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise Refused(METADATA_FILE, f"it reaches for {name!r} by getattr, which a save of tensors never does")
+    return _MEM_FORMAT_ENCODING[name]
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        # Some releases of Python 3.11 (3.11.2 for one) pickle a member of an enum as getattr(enum, name).
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) not in ALLOWED:
             raise Refused(METADATA_FILE, f"it names {module}.{name}, which a save of tensors never holds")
         return super().find_class(module, name)

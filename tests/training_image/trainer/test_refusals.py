@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from trainer.checkpoint import (
@@ -63,6 +63,28 @@ def test_a_description_that_names_a_foreign_class_is_refused_and_its_code_does_n
     with pytest.raises(Refused, match="mkdir"):
         read_metadata(path)
     assert not (tmp_path / "trace").exists()
+
+
+def test_a_description_of_an_older_python_that_spells_an_enum_by_getattr_is_read(tmp_path, monkeypatch):
+    with monkeypatch.context() as older:
+        by_name = lambda member, protocol: (getattr, (type(member), member.name))  # noqa: E731
+        older.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+        folder = saved(tmp_path / "save", {"w": torch.ones(3)})
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    described = read_metadata(folder / ".metadata").state_dict_metadata["w"]
+    assert described.properties.memory_format is torch.contiguous_format
+
+
+@pytest.mark.parametrize("name", ["__class__", "mro", "_missing_", "__init_subclass__", "TORCH_NOTHING"])
+def test_getattr_in_a_description_reaches_nothing_but_the_members_of_that_enum(tmp_path, name: str):
+    class Reaches:
+        def __reduce__(self):
+            return (getattr, (_MEM_FORMAT_ENCODING, name))
+
+    path = tmp_path / ".metadata"
+    path.write_bytes(pickle.dumps(Reaches()))
+    with pytest.raises(Refused, match="getattr"):
+        read_metadata(path)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x80\x04.", b"not a pickle", pickle.dumps({"a": 1})])
