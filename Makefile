@@ -5,6 +5,7 @@ TORCH_INDEX_URL ?=
 NOTICE ?= all
 VICTIM ?= other
 NOTICE_S ?= 20
+NODES ?= processes
 BENCH ?=
 
 BIN := .venv/bin
@@ -27,11 +28,11 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install -q --no-deps -e .
 	@touch $@
 
-run: $(READY) ## the main job, live (NOTICE=all|event|metadata|none VICTIM=leader|other), or SCENARIO=name|all
+run: $(READY) ## the main job, live (NOTICE=all|event|metadata|none VICTIM=leader|other NODES=processes|containers), or SCENARIO=name|all
 ifdef SCENARIO
 	@$(BIN)/python -m local.scenarios $(SCENARIO)
 else
-	@$(BIN)/python -m local.story --notice $(NOTICE) --victim $(VICTIM) --notice-s $(NOTICE_S)
+	@$(BIN)/python -m local.story --notice $(NOTICE) --victim $(VICTIM) --notice-s $(NOTICE_S) --nodes $(NODES)
 endif
 
 test: $(READY) ## all tests

@@ -48,6 +48,7 @@ class Cloud:
         *,
         node_command: list[str] | None = None,
         node_environment: dict[str, str] | None = None,
+        image_root: str = "",
         boot_delay_s: float = 0.3,
         stop_grace_s: float = 2.0,
         visible_delay_s: float = 0.0,
@@ -58,7 +59,8 @@ class Cloud:
         lambda_pythonpath: str = "",
         engine_environment: dict[str, str] | None = None,
     ) -> None:
-        """Times are in seconds. `schedule_factor` 0.05 makes rate(1 minute) fire each 3 s; `async_retry_s` is the
+        """With `image_root`, the files of a container image, nodes are containers of it: see `local.containers`.
+        Times are in seconds. `schedule_factor` 0.05 makes rate(1 minute) fire each 3 s; `async_retry_s` is the
         first pause after a failed asynchronous call (60 on AWS); `lambda_pythonpath` is put before a function's code;
         `engine_environment` reaches the engine and every function."""
         self.root = Path(root).resolve()
@@ -77,6 +79,7 @@ class Cloud:
             repository=str(REPOSITORY),
             node_command=node_command or [sys.executable, "-m", "agent"],
             node_environment=node_environment or {},
+            image_root=image_root,
             boot_delay_s=boot_delay_s,
             stop_grace_s=stop_grace_s,
             visible_delay_s=visible_delay_s,

@@ -1,6 +1,7 @@
 """The main job, watched live: a request, a gang, training, a spot notice, a forced checkpoint, new machines, a result.
 
     python -m local.story [--notice all|event|metadata|none] [--victim leader|other] [--notice-s 20]
+        [--nodes containers]
 
 Everything is the product's own template, functions, state machine and image; only AWS is embedded. The raw record and
 `summary.json` lie in out/run/. Exit code 1 when a demand is missed.
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from holdfast.domain.job import Job
 from holdfast.messages.acceptance import read_acceptance
 from job_contract.version import plain
 from local.cloud import Cloud
+from local.image import Image, NoContainers, mounted
 from local.node_records import rank_lines, write_lines
 from local.stack import REPOSITORY, SCHEDULE_FACTOR, Stack, deploy
 from local.summary import RawRecord, demands, summarize
@@ -40,7 +43,18 @@ PROGRESS_LINE_S = 2.0
 class Story:
     """One run of the story; `folder` holds its raw record afterwards."""
 
-    def __init__(self, folder: Path, *, notice: str, victim: str, notice_s: float, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        notice: str,
+        victim: str,
+        notice_s: float,
+        quiet: bool = False,
+        image: Image | None = None,
+    ) -> None:
+        """With an image, nodes are containers of it."""
+        self.image = image
         self.folder, self.notice, self.victim, self.notice_s, self.quiet = folder, notice, victim, notice_s, quiet
         self.started_at = time.time()
         self.interrupted = False
@@ -51,7 +65,16 @@ class Story:
         """Run the story and return its summary, which is also in summary.json. Nothing is left running."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        cloud = Cloud(self.folder, schedule_factor=SCHEDULE_FACTOR)
+        nodes = (
+            {
+                "image_root": self.image.root,
+                "node_command": self.image.command,
+                "node_environment": self.image.environment,
+            }
+            if self.image
+            else {}
+        )
+        cloud = Cloud(self.folder, schedule_factor=SCHEDULE_FACTOR, **nodes)
         try:
             with cloud:
                 end = self._live(cloud)
@@ -207,15 +230,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--notice", choices=["all", "event", "metadata", "none"], default="all")
     parser.add_argument("--victim", choices=["leader", "other"], default="other")
     parser.add_argument("--notice-s", type=float, default=20.0, help="length of the notice, seconds (AWS gives 120)")
+    parser.add_argument(
+        "--nodes",
+        choices=["processes", "containers"],
+        default="processes",
+        help="containers: nodes run the image built from the shipped Dockerfile, each with an address of its own",
+    )
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "run")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    story = Story(options.out, notice=options.notice, victim=options.victim, notice_s=options.notice_s)
     try:
-        summary = story.play()
+        with mounted() if options.nodes == "containers" else nullcontext() as image:
+            summary = Story(
+                options.out, notice=options.notice, victim=options.victim, notice_s=options.notice_s, image=image
+            ).play()
     except KeyboardInterrupt:
         print("\nstopped: nothing is left running")
         return 130
+    except NoContainers as error:
+        print(error, file=sys.stderr)
+        return 3
     print()
     return show(demands(summary, options.notice))
 

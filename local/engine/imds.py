@@ -5,6 +5,7 @@ Answers follow the recorded ones: 401 without a valid token, 404 for a document 
 
 import json
 import secrets
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -85,15 +86,19 @@ def iso(epoch_s: float) -> str:
 
 
 class MetadataServer:
-    """Serves one Metadata until `close`."""
+    """Serves one Metadata until `close`, on a loopback port of its own or where `listener` listens."""
 
-    def __init__(self, metadata: Metadata) -> None:
-        self._server = _Server(("127.0.0.1", 0), _handler(metadata))
+    def __init__(self, metadata: Metadata, listener: socket.socket | None = None) -> None:
+        self._server = _Server(("127.0.0.1", 0), _handler(metadata), bind_and_activate=listener is None)
+        if listener is not None:
+            self._server.socket.close()
+            self._server.socket = listener
+            self._server.server_address = listener.getsockname()
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="imds", daemon=True).start()
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        return "http://{}:{}/".format(*self._server.server_address[:2])
 
     def close(self) -> None:
         self._server.shutdown()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from local import containers
 from local.engine import capacity as model
 from local.engine.events import EventSource
 from local.engine.imds import Metadata, MetadataServer, iso
@@ -35,6 +36,7 @@ class Node:
     metadata: Metadata
     user_data: str
     server: MetadataServer | None = None
+    container: containers.Container | None = None
     process: subprocess.Popen | None = None
     kill_at: float | None = None
     unseen: bool = False
@@ -50,6 +52,9 @@ class Nodes:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._wake = threading.Event()
+        self._network = (
+            containers.Network(settings.cloud_id, settings.image_root, settings.port) if settings.image_root else None
+        )
         threading.Thread(target=self._keep, name=THREAD, daemon=True).start()
 
     def launch(self, instance: model.Instance, user_data: str) -> None:
@@ -155,20 +160,24 @@ class Nodes:
             if not self.capacity.boot(instance_id):
                 return
             node = self._nodes[instance_id]
-        node.server = MetadataServer(node.metadata)
-        self._events.state_changed(instance_id, "running")
-        (self._directory(instance_id) / "run").mkdir(parents=True, exist_ok=True)
+        directory, command = self._directory(instance_id), self._settings.node_command
+        (directory / "run").mkdir(parents=True, exist_ok=True)
         try:
-            node.process = self._start_agent(instance_id, node)
+            if self._network:
+                node.container = self._network.enter(directory, command)
+                node.metadata.local_ip, command = node.container.address, node.container.command
+            node.server = MetadataServer(node.metadata, node.container and node.container.metadata)
+            self._events.state_changed(instance_id, "running")
+            node.process = self._start_agent(instance_id, node, command)
         except OSError:
             _logger.exception("the agent of %s did not start: %s", instance_id, self._settings.node_command)
             self._lose(instance_id, model.INSTANCE_SHUTDOWN)
 
-    def _start_agent(self, instance_id: str, node: Node) -> subprocess.Popen:
+    def _start_agent(self, instance_id: str, node: Node, command: list[str]) -> subprocess.Popen:
         directory = self._directory(instance_id)
         with (directory / "agent.log").open("ab") as log:
             return self._forker.popen(
-                self._settings.node_command,
+                command,
                 cwd=directory,
                 env=self._environment(instance_id, node),
                 stdin=subprocess.DEVNULL,
@@ -192,7 +201,6 @@ class Nodes:
                 "OMP_NUM_THREADS": "1",
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": f"{repository / 'training_image'}{os.pathsep}{repository / 'layers' / 'holdfast'}",
-                "HOLDFAST_RUN_DIR": str(directory / "run"),
                 "HOLDFAST_NODE_ROOT": str(directory),
                 NODE_MARKER: instance_id,
             }
@@ -204,7 +212,8 @@ class Nodes:
         node = self._node(instance_id)
         node.kill_at = time.monotonic() + self._settings.stop_grace_s
         if node.process:
-            send_signal(node.process.pid, signal.SIGTERM)
+            pid = node.process.pid
+            send_signal(containers.first_process(pid) if node.container else pid, signal.SIGTERM)
 
     def _look_after(self, instance_id: str) -> None:
         """One look at a node: an agent that exited takes its machine with it, a grace that ran out ends it."""
@@ -240,6 +249,8 @@ class Nodes:
             node.process.wait()
         if node.server:
             node.server.close()
+        if node.container:
+            self._network.leave(node.container)
         self._events.state_changed(instance_id, "terminated")
 
 

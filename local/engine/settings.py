@@ -19,6 +19,7 @@ class Settings:
     repository: str
     node_command: list[str]
     node_environment: dict[str, str] = field(default_factory=dict)
+    image_root: str = ""
     boot_delay_s: float = 0.3
     stop_grace_s: float = 2.0
     visible_delay_s: float = 0.0
