@@ -1,4 +1,4 @@
-"""SQS control -> the job does what its user wants, or the sender is told why not."""
+"""SQS control -> the job, or the queue, does what its user wants, or the sender is told why not."""
 
 from __future__ import annotations
 

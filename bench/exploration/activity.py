@@ -110,6 +110,9 @@ class _Replay:
     def clock(self) -> float:
         return self._now
 
+    def pause(self, seconds: float) -> None:
+        """The pauses between two tries of a save are not worth exploring: a race may last as long as it likes."""
+
     def _ask(self, call: Call) -> Any:
         if self._asked == len(self._answers):
             raise _Suspended(call)
@@ -198,27 +201,15 @@ class Serials:
         return (type(value).__name__, value)
 
 
-class _NoTime:
-    """The pauses between two tries of a save are not worth exploring: a race may last as long as it likes."""
-
-    @staticmethod
-    def monotonic() -> float:
-        return 0.0
-
-    @staticmethod
-    def sleep(seconds: float) -> None:
-        del seconds
-
-
 @contextmanager
 def without_pauses() -> Iterator[None]:
     """Whoever lost a race tries again at once, and the same answers always lead to the same call."""
     modules: tuple[Any, ...] = (record_module, dispatch_module, account_module)
-    kept = [(module.time, module.random) for module in modules]
+    kept = [module.random for module in modules]
     for module in modules:
-        module.time, module.random = _NoTime, random.Random(0)
+        module.random = random.Random(0)
     try:
         yield
     finally:
-        for module, (time, chance) in zip(modules, kept, strict=True):
-            module.time, module.random = time, chance
+        for module, chance in zip(modules, kept, strict=True):
+            module.random = chance

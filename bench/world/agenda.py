@@ -21,12 +21,16 @@ class Agenda:
         """The deed happens `delay_s` from now."""
         heapq.heappush(self._due, (self.now + delay_s, next(self._order), deed))
 
+    def pass_by(self, seconds: float) -> None:
+        """A deed waits so long; what falls due meanwhile happens after it."""
+        self.now += seconds
+
     def run(self, *, for_s: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Everything due within `for_s` has happened, or `until` has come true; returns whether it has."""
         end = self.now + for_s
         while not until():
             if not self._due or self._due[0][0] > end:
-                self.now = end
+                self.now = max(self.now, end)
                 return False
             at, _, deed = heapq.heappop(self._due)
             self.now = max(self.now, at)

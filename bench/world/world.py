@@ -484,7 +484,7 @@ def _doors_on(agenda: Agenda) -> Iterator[None]:
     from holdfast.runtime.settings import settings
 
     class Supervisor(wiring.Supervisor):
-        clock = staticmethod(lambda: agenda.now)
+        clock, pause = staticmethod(lambda: agenda.now), staticmethod(agenda.pass_by)
         session = property(lambda self: wired_session())  # type: ignore[assignment]
 
         def client(self, service: str, config: Any = None) -> Any:

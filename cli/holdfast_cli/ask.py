@@ -28,8 +28,8 @@ def cancel(job: JobId, by: By = None, as_json: AsJson = False, stack: StackName 
     """Ask a job to save its state, stop, and release its machines."""
     target = Stack(stack)
     row = _not_over(target, job, "cancel")
-    sent = _ask(target, "cancel", by, job=row.id)
-    _answer(sent, as_json, f"asked {job} to stop after a last save; `holdfast watch {job}` shows it")
+    sent = ask(target, "cancel", by, job=row.id)
+    answer(sent, as_json, f"asked {job} to stop after a last save; `holdfast watch {job}` shows it")
 
 
 @told
@@ -39,8 +39,8 @@ def pause(job: JobId, by: By = None, as_json: AsJson = False, stack: StackName =
     row = _not_over(target, job, "pause")
     if row.phase is Phase.PAUSED or row.intent is Intent.PAUSE:
         raise UserError(f"{job} is paused already, or about to be; `holdfast resume {job}` lets it go on")
-    sent = _ask(target, "pause", by, job=job)
-    _answer(sent, as_json, f"asked {job} to save and pause; `holdfast resume {job}` lets it go on")
+    sent = ask(target, "pause", by, job=job)
+    answer(sent, as_json, f"asked {job} to save and pause; `holdfast resume {job}` lets it go on")
 
 
 @told
@@ -56,8 +56,8 @@ def resume(
     row = _not_over(target, job, "resume")
     if row.phase is not Phase.PAUSED and row.intent is not Intent.PAUSE:
         raise UserError(f"{job} is {row.phase.value}, not paused; to change its machines, pause it first")
-    sent = _ask(target, "resume", by, job=job, nodes=nodes)
-    _answer(sent, as_json, f"asked {job} to go on" + (f" with {nodes} machines" if nodes else ""))
+    sent = ask(target, "resume", by, job=job, nodes=nodes)
+    answer(sent, as_json, f"asked {job} to go on" + (f" with {nodes} machines" if nodes else ""))
 
 
 @told
@@ -74,11 +74,11 @@ def checkpoint(
     row = _not_over(target, job, "save")
     if row.phase is not Phase.RUNNING:
         raise UserError(f"{job} is {row.phase.value}; only a running job has something to save")
-    sent = _ask(target, "checkpoint", by, job=job)
+    sent = ask(target, "checkpoint", by, job=job)
     if not wait:
-        return _answer(sent, as_json, f"asked {job} to save; `holdfast checkpoints {job}` lists what is committed")
+        return answer(sent, as_json, f"asked {job} to save; `holdfast checkpoints {job}` lists what is committed")
     saved = _newer_save(target, row, within_s)
-    _answer({**sent, "save": saved.save}, as_json, f"{saved.save} is committed")
+    answer({**sent, "save": saved.save}, as_json, f"{saved.save} is committed")
     return None
 
 
@@ -95,8 +95,8 @@ def retry(
     row = known(target, job).job
     if not row.over:
         raise UserError(f"{job} is {row.phase.value}; only a job that has ended can be tried again")
-    sent = _ask(target, "retry", by, job=job, save=save)
-    _answer(sent, as_json, f"asked {job} to go on from {save or 'its newest save'}; `holdfast watch {job}` shows it")
+    sent = ask(target, "retry", by, job=job, save=save)
+    answer(sent, as_json, f"asked {job} to go on from {save or 'its newest save'}; `holdfast watch {job}` shows it")
 
 
 @told
@@ -110,8 +110,8 @@ def priority(
     """Give a job another place in the queue."""
     target = Stack(stack)
     row = _not_over(target, job, "move")
-    sent = _ask(target, "priority", by, job=job, priority=value)
-    _answer(sent, as_json, f"asked for priority {value} (it has {row.priority}); `holdfast queue` shows the order")
+    sent = ask(target, "priority", by, job=job, priority=value)
+    answer(sent, as_json, f"asked for priority {value} (it has {row.priority}); `holdfast queue` shows the order")
 
 
 @told
@@ -132,36 +132,36 @@ def extend(
         raise UserError("no limit is given; name one of --run-s, --wait-s, --attempts, --budget-usd")
     target = Stack(stack)
     row = known(target, job).job
-    sent = _ask(target, "extend", by, job=job, **given)
+    sent = ask(target, "extend", by, job=job, **given)
     next_step = f"; `holdfast retry {job}` tries it again" if row.over else ""
-    _answer(sent, as_json, f"asked for {', '.join(f'{name} = {value}' for name, value in given.items())}{next_step}")
+    answer(sent, as_json, f"asked for {', '.join(f'{name} = {value}' for name, value in given.items())}{next_step}")
 
 
 @told
 def hold(team: Team = None, by: By = None, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
     """Start no more attempts, of one team or at all, until unhold; what runs goes on."""
-    sent = _ask(Stack(stack), "hold", by, team=team)
+    sent = ask(Stack(stack), "hold", by, team=team)
     whom = f"team {team}" if team else "everybody"
-    _answer(sent, as_json, f"asked to start nothing more of {whom}; `holdfast unhold` ends it")
+    answer(sent, as_json, f"asked to start nothing more of {whom}; `holdfast unhold` ends it")
 
 
 @told
 def unhold(team: Team = None, by: By = None, as_json: AsJson = False, stack: StackName = "holdfast") -> None:
     """Start attempts again."""
-    sent = _ask(Stack(stack), "unhold", by, team=team)
-    _answer(sent, as_json, f"asked to start attempts of {f'team {team}' if team else 'everybody'} again")
+    sent = ask(Stack(stack), "unhold", by, team=team)
+    answer(sent, as_json, f"asked to start attempts of {f'team {team}' if team else 'everybody'} again")
 
 
-def _ask(target: Stack, action: str, by: str | None, **values: Any) -> dict[str, Any]:
+def ask(target: Stack, action: str, by: str | None, **values: Any) -> dict[str, Any]:
     """The message is on the control queue. It has an id of its own: asking again later is another wish."""
     message = {"schema": SCHEMA, "action": action, "dedup_id": uuid.uuid4().hex, "requested_by": by, **values}
     body = json.dumps({name: value for name, value in message.items() if value is not None})
     read_control(body)
-    told_of = {name: values[name] for name in ("job", "team") if values.get(name)}
+    told_of = {name: values[name] for name in ("job", "team", "market") if values.get(name)}
     return {**told_of, "action": action, "message_id": target.send("ControlQueueUrl", body)}
 
 
-def _answer(sent: dict[str, Any], as_json: bool, sentence: str) -> None:
+def answer(sent: dict[str, Any], as_json: bool, sentence: str) -> None:
     if as_json:
         show.as_json(sent)
     else:

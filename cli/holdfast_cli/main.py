@@ -23,6 +23,7 @@ from holdfast_cli.machines import capacity, nodes, quarantine, release, sweep_or
 from holdfast_cli.options import AsJson, JobId, StackName, known
 from holdfast_cli.place import queue
 from holdfast_cli.plan import add_to, order_of, warned
+from holdfast_cli.quotas import quota
 from holdfast_cli.saves import checkpoints
 from holdfast_cli.stack import Sight, Stack
 
@@ -118,6 +119,7 @@ for verb in (
     *(nodes, quarantine, release, capacity, sweep_orphans),
 ):
     app.command()(verb)
+app.add_typer(quota, name="quota")
 app.add_typer(dlq, name="dlq")
 
 

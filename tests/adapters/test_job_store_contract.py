@@ -23,7 +23,7 @@ from holdfast.domain.events import Failed, FleetLost, RetryRequested
 from holdfast.domain.failure import CLASSES
 from holdfast.domain.gate import Quarantined
 from holdfast.domain.keys import KEEP_S, dedup_key
-from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
+from holdfast.domain.ledger import Ledger, Quota, QuotaChange, Quotas, Reserved
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
 from holdfast.domain.placement import Cold, Patience, Pool
@@ -300,12 +300,55 @@ def test_the_second_of_two_who_change_the_ledger_raced(store: JobStore) -> None:
         store.put_ledger(held, held.unheld("vision"))
 
 
+def quota_set(store: JobStore, kind: str, name: str, quota: Quota, key: str = "") -> bool:
+    before = store.quota(kind, name)
+    return store.put_quota(quota_change(kind, name, before, quota, key))
+
+
+def quota_change(kind: str, name: str, before: Quota, after: Quota, key: str = "") -> QuotaChange:
+    version = before.version + 1
+    after = replace(after, version=version)
+    return QuotaChange(
+        kind=kind, name=name, before=before, after=after, by="ann", at=b.NOW + version, key=key or f"v#{version}"
+    )
+
+
+def test_a_quota_that_says_nothing_any_more_is_none(store: JobStore) -> None:
+    assert quota_set(store, "team", "research", Quota(nodes=1))
+    assert quota_set(store, "team", "research", Quota())
+    assert store.quotas() == Quotas()
+    assert quota_set(store, "team", "research", Quota(nodes=2))
+
+
+def test_the_second_of_two_who_set_a_quota_raced_and_left_no_trace(store: JobStore) -> None:
+    first = store.quota("market", "spot")
+    assert store.put_quota(quota_change("market", "spot", first, Quota(gpus=8), "id#a"))
+    with pytest.raises(Raced):
+        store.put_quota(quota_change("market", "spot", first, Quota(gpus=9), "id#b"))
+    assert store.quota("market", "spot") == Quota(gpus=8)
+    assert [change.key for change in store.quota_changes()] == ["id#a"]  # type: ignore[attr-defined]
+
+
+def test_a_wish_for_a_quota_that_was_obeyed_is_not_obeyed_again(store: JobStore) -> None:
+    assert quota_set(store, "team", "research", Quota(gpus=8), "id#a")
+    assert quota_set(store, "team", "research", Quota(gpus=9), "id#b")
+    assert not quota_set(store, "team", "research", Quota(gpus=8), "id#a")
+    assert store.quota("team", "research") == Quota(gpus=9)
+    told = store.quota_changes()  # type: ignore[attr-defined]
+    assert [(one.by, one.before, one.after) for one in told] == [
+        ("ann", Quota(), Quota(gpus=8)),
+        ("ann", Quota(gpus=8), Quota(gpus=9)),
+    ]
+
+
 def test_quotas_are_kept_by_team_and_market(store: JobStore) -> None:
     assert store.quotas() == Quotas()
     research = Quota(gpus=64, weight=2.5, preempt_from=90, preemptible=False)
-    store.put_quota("team", "research", Quota(nodes=1))
-    store.put_quota("team", "research", research)
-    store.put_quota("market", "spot", Quota(vcpus=768))
+    assert store.quota("team", "research") == Quota()
+    assert quota_set(store, "team", "research", Quota(nodes=1))
+    assert quota_set(store, "team", "research", research)
+    assert quota_set(store, "market", "spot", Quota(vcpus=768))
+    assert (store.quota("team", "research"), store.quota("team", "research").version) == (research, 2)
     assert store.quotas() == Quotas(teams={"research": research}, markets={"spot": Quota(vcpus=768)})
 
 
@@ -388,7 +431,7 @@ def test_a_dispatch_of_fifty_teams_reads_one_page_each_and_four_times_more(
         job = b.a_job(id=f"j{n:03d}", team=f"team-{n % 50:02d}", gpus_per_node=8)
         for data in (row_of(job), {"pk": "TEAMS", "sk": job.team}):
             client.put_item(TableName=table.jobs, Item=to_item(data))
-    table.put_quota("market", "spot", Quota(gpus=64))
+    quota_set(table, "market", "spot", Quota(gpus=64))
     calls: list[str] = []
     client.meta.events.register("before-call.dynamodb.*", lambda model, **_: calls.append(model.name), "count")
     ports = FakePorts()

@@ -14,7 +14,7 @@ from holdfast.domain.errors import ExecutionOver, IdentityReused, PurchaseRefuse
 from holdfast.domain.events import Event
 from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
-from holdfast.domain.ledger import Ledger, Quota, Quotas
+from holdfast.domain.ledger import NO_QUOTA, Ledger, Quota, QuotaChange, Quotas
 from holdfast.domain.network_cards import Card, MachineType
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Instance, Node, Ownership
@@ -60,7 +60,8 @@ class FakeStore:
     conflicts: int = 0
     lag: dict[str, Waiter] = field(default_factory=dict)
     ledger_row: Ledger = field(default_factory=Ledger)
-    quota_rows: Quotas = field(default_factory=Quotas)
+    quota_items: dict[tuple[str, str], Quota] = field(default_factory=dict)
+    quota_told: list[QuotaChange] = field(default_factory=list)
     stale: set[str] = field(default_factory=set)
     rows: dict[str, Job] = field(default_factory=dict)
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -144,12 +145,28 @@ class FakeStore:
         self.writes += 1
 
     def quotas(self) -> Quotas:
-        return self.quota_rows
+        said = {scope: quota for scope, quota in self.quota_items.items() if quota != NO_QUOTA}
+        teams, markets = ({name: said[of, name] for of, name in said if of == kind} for kind in ("team", "market"))
+        return Quotas(teams=teams, markets=markets)
 
-    def put_quota(self, kind: str, name: str, quota: Quota) -> None:
-        known = self.quota_rows
-        changed = {f"{kind}s": {**getattr(known, f"{kind}s"), name: quota}}
-        self.quota_rows = replace(known, **changed)
+    def quota(self, kind: str, name: str) -> Quota:
+        return self.quota_items.get((kind, name), NO_QUOTA)
+
+    def put_quota(self, change: QuotaChange) -> bool:
+        scope = change.kind, change.name
+        if any((told.kind, told.name, told.key) == (*scope, change.key) for told in self.quota_told):
+            return False
+        if self.conflicts:
+            self.conflicts -= 1
+            raise Raced("injected")
+        if self.quota(*scope).version != change.before.version:
+            raise Raced("the quota moved")
+        self.quota_items[scope] = change.after
+        self.quota_told.append(change)
+        return True
+
+    def quota_changes(self) -> list[QuotaChange]:
+        return self.quota_told
 
     def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
         self.notices.setdefault((job_id, attempt), {})[instance] = deadline_at
@@ -491,10 +508,15 @@ class FakePorts:
     """The whole world, in memory."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
+        self.clock, self.pauses = FakeClock(), list[float]()
         self.store, self.workflow = FakeStore(), FakeWorkflow()
         self.catalogue, self.request_files = FakeCatalogue(), FakeRequestFiles()
         self.fleets, self.checkpoints, self.outbox = FakeFleets(self.clock), FakeCheckpoints(), FakeOutbox()
+
+    def pause(self, seconds: float) -> None:
+        """Time passes, for nobody else."""
+        self.pauses.append(seconds)
+        self.clock.step(seconds)
 
     def holding(self, job: Job) -> Job:
         """The store holds the job as it is."""

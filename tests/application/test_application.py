@@ -858,3 +858,12 @@ def test_a_job_that_has_trained_waits_for_machines_as_long_as_it_takes(ports: Fa
     close_attempt(job.id, 1, ports)
     ports.clock.step(11)
     assert dispatch(ports) == [job.id]
+
+
+def test_a_write_that_keeps_racing_is_given_up_after_ten_seconds_of_the_ports_clock(ports: FakePorts) -> None:
+    ports.holding(b.a_job(id="demo"))
+    ports.store.races, began = 10**6, ports.clock()
+    with pytest.raises(Raced):
+        record(b.started(), "demo", ports)
+    assert 10 < ports.clock() - began < 12
+    assert max(ports.pauses) <= 1

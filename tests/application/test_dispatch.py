@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from holdfast.application import dispatch as dispatching
 from holdfast.application.account import hold, repair_ledger, set_quota, unhold
+from holdfast.application.control import obey
 from holdfast.application.dispatch import dispatch
 from holdfast.application.intake import accept
 from holdfast.application.record import record
@@ -17,19 +19,19 @@ from holdfast.application.release import close_attempt
 from holdfast.domain.because import Because, Code
 from holdfast.domain.errors import Raced, Rejected
 from holdfast.domain.job import Job
-from holdfast.domain.ledger import Ledger, Quota, Reserved
+from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
 from holdfast.domain.obligations import action_for
 from holdfast.domain.phase import Phase
 from holdfast.domain.queueing import MOST_STARTS, Waiter
 from holdfast.messages.acceptance import read_acceptance
+from holdfast.messages.control_request import read_control
 from job_contract.orders import Action
 from tests import builders as b
 from tests.application.fakes import FakePorts
 
 
 @pytest.fixture
-def ports(monkeypatch: pytest.MonkeyPatch) -> FakePorts:
-    monkeypatch.setattr(dispatching, "LONGEST_PAUSE_S", 0.0)
+def ports() -> FakePorts:
     return FakePorts()
 
 
@@ -39,7 +41,11 @@ def waiting(ports: FakePorts, name: str, **changes: Any) -> Job:
 
 
 def quota(ports: FakePorts, **of_spot: Any) -> None:
-    set_quota("market", "spot", Quota(**of_spot), ports)
+    set_quota("market", "spot", lambda known: replace(known, **of_spot), ports)
+
+
+def may_ask(ports: FakePorts) -> None:
+    set_quota("team", "urgent", lambda known: replace(known, preempt_from=90), ports)
 
 
 def in_flight(ports: FakePorts) -> dict[str, Reserved]:
@@ -214,8 +220,7 @@ def test_a_hold_that_races_with_starts_is_held_in_the_end(ports: FakePorts) -> N
     assert hold("all", ports)
     assert ports.store.ledger_row.hold_on("*") is not None
     ports.store.conflicts = 10**6
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Raced):
-        patch.setattr("holdfast.application.account.LONGEST_PAUSE_S", 0.0)
+    with pytest.raises(Raced):
         unhold("all", ports)
 
 
@@ -238,12 +243,94 @@ def test_a_scope_that_is_no_team_is_refused(ports: FakePorts, scope: str) -> Non
         hold(scope, ports)
 
 
-@pytest.mark.parametrize(
-    ("kind", "quota"), [("zone", Quota()), ("team", Quota(weight=0.0)), ("market", Quota(gpus=-1))]
-)
-def test_a_quota_that_makes_no_sense_is_refused(ports: FakePorts, kind: str, quota: Quota) -> None:
-    with pytest.raises(Rejected, match="bad_quota"):
-        set_quota(kind, "x", quota, ports)
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+def asked(ports: FakePorts, **wish: Any) -> None:
+    body = {"schema": "holdfast.control/1", "action": "quota", "requested_by": "ann", **wish}
+    assert obey(read_control(json.dumps(body)), ports) is None
+
+
+def told(ports: FakePorts) -> list[tuple[str, str, str, Quota, Quota]]:
+    return [(one.kind, one.name, one.by, one.before, one.after) for one in ports.store.quota_told]
+
+
+def test_a_quota_that_was_asked_for_holds_in_the_next_dispatch_and_stops_nothing_that_runs(ports: FakePorts) -> None:
+    waiting(ports, "a")
+    dispatch(ports)
+    asked(ports, team="research", gpus=0)
+    waiting(ports, "b")
+    assert dispatch(ports) == []
+    assert ports.store.rows["a"].phase is Phase.LAUNCHING
+    assert ports.store.rows["b"].waiting.code is Code.OVER_TEAM_QUOTA  # type: ignore[union-attr]
+    asked(ports, team="research", gpus="none")
+    assert dispatch(ports) == ["b"]
+
+
+def test_a_wish_changes_what_it_names_and_the_rest_stays(ports: FakePorts) -> None:
+    asked(ports, team="research", gpus=64, weight=2)
+    asked(ports, team="research", preempt_from=90, preemptible=False)
+    asked(ports, team="research", gpus="none", nodes=4)
+    assert ports.store.quota("team", "research") == Quota(nodes=4, weight=2.0, preempt_from=90, preemptible=False)
+    assert ports.store.quota("team", "vision") == ports.store.quota("market", "spot") == Quota()
+
+
+def test_a_cleared_quota_is_as_if_there_had_never_been_one(ports: FakePorts) -> None:
+    asked(ports, market="spot", gpus=8)
+    asked(ports, market="spot", clear=True)
+    assert ports.store.quotas() == Quotas()
+    waiting(ports, "a")
+    assert dispatch(ports) == ["a"]
+
+
+def test_who_set_what_from_what_to_what_is_written_down(ports: FakePorts) -> None:
+    asked(ports, market="spot", gpus=64)
+    asked(ports, market="spot", gpus=32, requested_by="bob")
+    assert told(ports) == [
+        ("market", "spot", "ann", Quota(), Quota(gpus=64)),
+        ("market", "spot", "bob", Quota(gpus=64), Quota(gpus=32)),
+    ]
+
+
+def test_a_wish_that_comes_again_does_not_undo_a_newer_one(ports: FakePorts) -> None:
+    asked(ports, team="research", gpus=64, dedup_id="first")
+    asked(ports, team="research", gpus=32, dedup_id="second")
+    asked(ports, team="research", gpus=64, dedup_id="first")
+    assert ports.store.quota("team", "research") == Quota(gpus=32)
+    assert len(told(ports)) == 2
+
+
+def test_without_a_dedup_id_a_wish_that_changes_nothing_is_not_written_down(ports: FakePorts) -> None:
+    asked(ports, team="research", gpus=64)
+    asked(ports, team="research", gpus=64)
+    asked(ports, team="vision", clear=True)
+    assert len(told(ports)) == 1
+
+
+def test_two_who_set_one_quota_at_once_both_stand(ports: FakePorts) -> None:
+    asked(ports, team="research", gpus=64)
+    ports.store.conflicts = 2
+    asked(ports, team="research", weight=3)
+    assert ports.store.quota("team", "research") == Quota(gpus=64, weight=3.0)
+    assert len(ports.pauses) == 2
+
+
+def test_preemption_is_switched_on_and_off_by_message(ports: FakePorts) -> None:
+    asked(ports, market="spot", gpus=16)
+    waiting(ports, "victim", priority=10)
+    dispatch(ports)
+    for event in (b.intended(), b.bought(), b.ready(), b.training(), b.saved(25)):
+        record(event, "victim", ports)
+    waiting(ports, "urgent", team="urgent", priority=95)
+    dispatch(ports)
+    assert not ports.store.rows["victim"].yields
+    asked(ports, team="urgent", preempt_from=90)
+    asked(ports, team="research", preemptible=False)
+    dispatch(ports)
+    assert not ports.store.rows["victim"].yields
+    asked(ports, team="research", preemptible=True)
+    dispatch(ports)
+    assert ports.store.rows["victim"].yields
 
 
 # -- making room -------------------------------------------------------------------------------------------------------
@@ -251,7 +338,7 @@ def test_a_quota_that_makes_no_sense_is_refused(ports: FakePorts, kind: str, quo
 
 def an_urgent_job_against_a_running_one(ports: FakePorts) -> None:
     quota(ports, gpus=16)
-    set_quota("team", "urgent", Quota(preempt_from=90), ports)
+    may_ask(ports)
     waiting(ports, "victim", priority=10)
     dispatch(ports)
     for event in (b.intended(), b.bought(), b.ready(), b.training(), b.saved(25)):
@@ -289,7 +376,7 @@ def test_a_save_that_is_told_again_makes_no_room(ports: FakePorts) -> None:
 
 def test_a_job_whose_ranks_have_not_started_makes_room_at_once(ports: FakePorts) -> None:
     quota(ports, gpus=16)
-    set_quota("team", "urgent", Quota(preempt_from=90), ports)
+    may_ask(ports)
     waiting(ports, "victim", priority=10)
     dispatch(ports)
     waiting(ports, "urgent", team="urgent", priority=95)

@@ -97,6 +97,11 @@ def test_a_door_is_thin(file: Path) -> None:
         assert (function.end_lineno or 0) - function.lineno <= 15, f"{file.name}: {function.name} thinks too much"
 
 
+def test_the_application_has_the_time_and_its_pauses_from_a_port() -> None:
+    for file in (LAYER / "holdfast" / "application").rglob("*.py"):
+        assert not {"time", "datetime", "asyncio"} & {module.split(".")[0] for module in imports(file)}, file
+
+
 def test_the_domain_reads_no_clock_and_no_environment() -> None:
     banned = {"time", "datetime", "os", "random", "uuid"}
     for file in (LAYER / "holdfast" / "domain").rglob("*.py"):

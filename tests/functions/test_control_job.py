@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from bench.world.world import World
+from holdfast.domain.ledger import Quota, Quotas
 from tests import builders as b
 from tests.functions.scenes import (
     JOB,
@@ -17,6 +19,7 @@ from tests.functions.scenes import (
     job_now,
     orders_now,
     records,
+    table,
     training,
 )
 
@@ -67,3 +70,23 @@ def test_our_own_fault_goes_back_to_the_queue(world: World) -> None:
     training(world)
     breaks(world, "dynamodb", "TransactWriteItems")
     assert fails(world, "ControlJob", records(CONTROL))
+
+
+def test_a_quota_is_set_and_cleared_by_message_and_its_change_written_down(world: World) -> None:
+    sample = b.sample("control-quota.json")
+    assert failures(world.call("ControlJob", delivered(CONTROL, json.dumps(sample)))) == []
+    assert table().quotas().team("research") == Quota(gpus=64, weight=2.0, preempt_from=90)
+    cleared = {"schema": sample["schema"], "action": "quota", "team": "research", "clear": True, "dedup_id": "c"}
+    world.call("ControlJob", delivered(CONTROL, json.dumps(cleared)))
+    world.call("ControlJob", delivered(CONTROL, json.dumps(sample)))  # comes again, late
+    assert table().quotas() == Quotas()
+    assert [(one.by, one.after.gpus) for one in table().quota_changes()] == [("ops", 64), ("", None)]
+    assert world.results == []
+
+
+def test_a_quota_that_makes_no_sense_is_answered_on_the_result_queue(world: World) -> None:
+    wrong = {**b.sample("control-quota.json"), "market": "spot"}
+    assert failures(world.call("ControlJob", delivered(CONTROL, json.dumps(wrong)))) == []
+    [answer] = world.results
+    assert (answer["code"], answer["team"], answer["dedup_id"]) == ("bad_quota", "research", wrong["dedup_id"])
+    assert table().quotas() == Quotas()

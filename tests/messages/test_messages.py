@@ -10,9 +10,10 @@ import pytest
 
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job, Saved
+from holdfast.domain.ledger import Quota
 from holdfast.domain.phase import Phase
 from holdfast.messages.aws_event import instance_id
-from holdfast.messages.control_request import control_identity, read_control
+from holdfast.messages.control_request import SetQuota, control_identity, read_control
 from holdfast.messages.execution_status_change import read_execution_status_change
 from holdfast.messages.instance_state_change import read_instance_state_change
 from holdfast.messages.node_report import read_report
@@ -46,6 +47,66 @@ def test_a_cancel_is_understood_plain_and_wrapped() -> None:
 def test_two_cancels_of_a_job_are_one_wish_unless_dedup_ids_tell_them_apart() -> None:
     assert control_identity(read_control(control())) == control_identity(read_control(control(requested_by="me")))
     assert control_identity(read_control(control(dedup_id="a"))) != control_identity(read_control(control()))
+
+
+def quota(**changes: Any) -> str:
+    return json.dumps({**sample("control-quota"), **changes})
+
+
+def test_the_sample_of_a_quota_is_read_and_changes_what_it_names() -> None:
+    asked = read_control(quota())
+    assert isinstance(asked, SetQuota)
+    assert asked.scope == ("team", "research")
+    known = Quota(nodes=4, preempt_from=50, version=3)
+    assert asked.applied(known) == Quota(nodes=4, gpus=64, weight=2.0, preempt_from=90, preemptible=True)
+    assert asked.applied(known).version == 3
+
+
+def test_none_takes_a_limit_away_and_clear_all_of_them() -> None:
+    known = Quota(nodes=4, gpus=8, weight=2.0, preempt_from=50, preemptible=False)
+    body = {"schema": "holdfast.control/1", "action": "quota", "team": "research"}
+    lifted = read_control(json.dumps({**body, "gpus": "none", "preempt_from": "none"}))
+    cleared = read_control(json.dumps({**body, "clear": True}))
+    assert isinstance(lifted, SetQuota)
+    assert isinstance(cleared, SetQuota)
+    assert lifted.applied(known) == Quota(nodes=4, weight=2.0, preemptible=False)
+    assert cleared.applied(known) == Quota()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"market": "spot"}, "bad_quota", "one team or of one market"),
+        ({"team": None}, "bad_quota", "one team or of one market"),
+        ({"team": None, "market": "spot"}, "bad_quota", "weight, preempt_from, preemptible is of teams only"),
+        ({"clear": True}, "bad_quota", "clear takes the whole quota away"),
+        ({"team": "Research"}, "bad_value", "team is"),
+        ({"market": "sopt"}, "bad_value", "spot, on_demand or mixed"),
+        ({"gpus": -1}, "bad_value", "gpus is -1"),
+        ({"gpus": True}, "bad_value", "gpus is true"),
+        ({"gpus": 1.5}, "bad_value", "gpus is 1.5"),
+        ({"gpus": "64"}, "bad_value", "a whole number from 0 to 1000000"),
+        ({"nodes": 1_000_001}, "bad_value", "nodes is 1000001"),
+        ({"weight": 0}, "bad_value", "weight is 0"),
+        ({"weight": 1e7}, "bad_value", "weight is"),
+        ({"preempt_from": 101}, "bad_value", "preempt_from is 101"),
+        ({"preemptible": "yes"}, "bad_value", "preemptible is"),
+        ({"clear": False}, "bad_value", "clear is false"),
+        ({"gpu": 8}, "unknown_field", "gpus"),
+        ({"job": "demo"}, "unknown_field", "job is not a known field"),
+    ],
+)
+def test_a_quota_that_makes_no_sense_is_refused_with_the_way_out(changes: Any, code: str, words: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        read_control(quota(**changes))
+    assert caught.value.code == code
+    assert words in caught.value.reason
+
+
+def test_a_quota_wish_without_anything_to_set_is_refused() -> None:
+    body = {"schema": "holdfast.control/1", "action": "quota", "team": "research"}
+    with pytest.raises(Rejected, match="nothing is to be set"):
+        read_control(json.dumps(body))
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,12 @@ def test_only_these_doors_may(action, doors):
     assert deployed.doors_that_may(action) == doors
 
 
+def test_no_door_deletes_from_the_jobs_table():
+    resource = json.dumps({"Fn::GetAtt": ["JobsTable", "Arn"]})
+    granted = {door: deployed.grants(f"{deployed.function_of(door)}Role") for door in deployed.DOORS}
+    assert [door for door, may in granted.items() if ("dynamodb:DeleteItem", resource) in may] == []
+
+
 def test_only_what_answers_users_sends_to_the_result_queue():
     resource = json.dumps({"Fn::GetAtt": ["ResultQueue", "Arn"]})
     may = {

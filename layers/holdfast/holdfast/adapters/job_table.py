@@ -14,6 +14,7 @@ SUSPECT          <instance>         seen by a sweep without an owner
 CLAIM            <name>             taken by one caller until a time
 LEDGER           ROW                what is in flight, used and held; versioned
 QUOTA            TEAM#<team>        what a team may have in flight, MARKET#<market> likewise; set by the operator
+QUOTA_CHANGES    TEAM#<team>#<key>  who set that quota, when, from what to what; the dedup key of the wish at once
 POOL#<pool>      COLD               a pool that refused: until when no job asks it
 JOB#<job>        PATIENCE           what the job's asking for machines has cost
 QUARANTINE       <host>             a machine that was found bad
@@ -36,7 +37,7 @@ from holdfast.domain.events import Event
 from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S, event_name
-from holdfast.domain.ledger import Ledger, Quota, Quotas
+from holdfast.domain.ledger import NO_QUOTA, Ledger, Quota, QuotaChange, Quotas
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Node, Ownership
 from holdfast.domain.placement import FORGET_S, Cold, Patience, Pool
@@ -223,12 +224,39 @@ class JobTable:
 
     def quotas(self) -> Quotas:
         items = self._query(self.jobs, "pk = :pk", {":pk": "QUOTA"}, ConsistentRead=True)
-        known = {item["sk"]: build(Quota, item) for item in items}
+        # One that was cleared stays as an item that says nothing: the doors may not delete from the jobs table.
+        known = {item["sk"]: quota for item in items if (quota := build(Quota, item)) != NO_QUOTA}
         return Quotas(teams=_of_kind(known, "TEAM#"), markets=_of_kind(known, "MARKET#"))
 
-    def put_quota(self, kind: str, name: str, quota: Quota) -> None:
-        item = {**_key("QUOTA", f"{kind.upper()}#{name}"), **plain(quota)}
-        self.client.put_item(TableName=self.jobs, Item=to_item(item))
+    def quota(self, kind: str, name: str) -> Quota:
+        item = self._get(self.jobs, _key("QUOTA", _quota_key(kind, name)))
+        return build(Quota, item) if item else NO_QUOTA
+
+    def put_quota(self, change: QuotaChange) -> bool:
+        key, version = _quota_key(change.kind, change.name), change.before.version
+        told = _key("QUOTA_CHANGES", f"{key}#{change.key}")
+        quota = {
+            "TableName": self.jobs,
+            "Item": to_item({**_key("QUOTA", key), **plain(change.after)}),
+            "ConditionExpression": "version = :before" if version else "attribute_not_exists(version)",
+            **({"ExpressionAttributeValues": to_item({":before": version})} if version else {}),
+        }
+        writes = [self._put(self.jobs, {**told, **plain(change)}, new=True), {"Put": quota}]
+        try:
+            self.client.transact_write_items(TransactItems=writes)
+        except ClientError as error:
+            if not raced(error):
+                raise
+            if self._get(self.jobs, told) is not None:
+                return False
+            raise Raced(f"the quota of {change.kind} {change.name} moved past version {version}") from error
+        return True
+
+    def quota_changes(self) -> list[QuotaChange]:
+        """Return every change of a quota, oldest first."""
+        items = self._query(self.jobs, "pk = :pk", {":pk": "QUOTA_CHANGES"})
+        changes = [build(QuotaChange, item) for item in items]
+        return sorted(changes, key=lambda change: (change.at, change.after.version))
 
     # Keys of its own: a crowd must not use up what the row's partition can write.
     def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
@@ -601,6 +629,10 @@ def _history(before: Job, after: Job, event: Event, key: str) -> dict[str, Any]:
         # What is told of a job after its end was not there when the rest was given its date.
         **({"expires_at": round(after.ended_at + KEEP_S)} if after.ended_at is not None else {}),
     }
+
+
+def _quota_key(kind: str, name: str) -> str:
+    return f"{kind.upper()}#{name}"
 
 
 def _of_kind(known: Mapping[str, Quota], prefix: str) -> dict[str, Quota]:

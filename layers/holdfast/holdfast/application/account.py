@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.application.ports import Ports
 from holdfast.domain.errors import Raced, Rejected
-from holdfast.domain.ledger import ALL_TEAMS, Ledger, Quota
+from holdfast.domain.ledger import ALL_TEAMS, Ledger, Quota, QuotaChange
 
 TRIES = 20
 LONGEST_PAUSE_S = 0.5
@@ -35,17 +34,27 @@ def unhold(scope: str, ports: Ports) -> bool:
     return _changed(lambda ledger: ledger.unheld(name), ports)
 
 
-def set_quota(kind: str, name: str, quota: Quota, ports: Ports) -> None:
-    """The quota stands from the next dispatch on; what is in flight already stays. Raises Rejected."""
-    if kind not in ("team", "market"):
-        raise Rejected("bad_quota", f"there are quotas of a team and of a market, none of a {kind!r}")
-    amounts = {unit: getattr(quota, unit) for unit in ("nodes", "vcpus", "gpus")}
-    for unit, amount in amounts.items():
-        if amount is not None and amount < 0:
-            raise Rejected("bad_quota", f"{unit} is {amount}; give a number from 0 up, or leave it out for no limit")
-    if not 0 < quota.weight <= 1_000_000:
-        raise Rejected("bad_quota", f"weight is {quota.weight}; give a number above 0 and at most 1000000")
-    ports.store.put_quota(kind, name, quota)
+def set_quota(
+    kind: str, name: str, changed: Callable[[Quota], Quota], ports: Ports, *, by: str = "", wish: str | None = None
+) -> bool:
+    """The quota of the team or the market is what `changed` makes of it, from the next dispatch on; what runs goes on.
+
+    The change stands in the table with who asked. `wish` tells two wishes apart: one that was obeyed before changes
+    nothing, also when the quota was set anew meanwhile. False when nothing was changed. Raises Raced.
+    """
+
+    def once() -> bool:
+        before = ports.store.quota(kind, name)
+        after = changed(before)
+        if wish is None and after == before:
+            return False
+        version = before.version + 1
+        key = f"id#{wish}" if wish is not None else f"v#{version}"
+        after = replace(after, version=version)
+        change = QuotaChange(kind=kind, name=name, before=before, after=after, by=by, at=ports.clock(), key=key)
+        return ports.store.put_quota(change)
+
+    return _tried(once, ports)
 
 
 def repair_ledger(ports: Ports) -> list[str]:
@@ -69,20 +78,25 @@ def repair_ledger(ports: Ports) -> list[str]:
 
 def _changed(change: Callable[[Ledger], Ledger], ports: Ports) -> bool:
     """Apply the change to the newest ledger; False when it changes nothing. Raises Raced after many lost races."""
-    for tries_left in reversed(range(TRIES)):
+
+    def once() -> bool:
         before = ports.store.ledger()
         after = change(before)
-        if after is before:
-            return False
-        try:
+        if after is not before:
             ports.store.put_ledger(before, replace(after, version=before.version + 1))
+        return after is not before
+
+    return _tried(once, ports)
+
+
+def _tried(once: Callable[[], bool], ports: Ports) -> bool:
+    """Return what the write returns, read and tried again after each race. Raises Raced after many."""
+    for _ in range(TRIES - 1):
+        try:
+            return once()
         except Raced:
-            if not tries_left:
-                raise
-            time.sleep(random.uniform(0, LONGEST_PAUSE_S))
-            continue
-        return True
-    return False
+            ports.pause(random.uniform(0, LONGEST_PAUSE_S))
+    return once()
 
 
 def _scope(scope: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.application.account import hold, unhold
+from holdfast.application.account import hold, set_quota, unhold
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import let_go
@@ -39,6 +39,10 @@ def obey(request: wish.ControlRequest, ports: Ports) -> Job | None:
         return None
     if isinstance(request, wish.Unhold):
         unhold(request.team or ALL_TEAMS, ports)
+        return None
+    if isinstance(request, wish.SetQuota):
+        by = request.requested_by or ""
+        set_quota(*request.scope, request.applied, ports, by=by, wish=request.dedup_id)
         return None
     job = record(_event(request, ports), request.job, ports)
     let_go(job, ports)

@@ -7,7 +7,6 @@ Two looks at once are safe: a start holds only while the ledger is the one that 
 from __future__ import annotations
 
 import random
-import time
 from contextlib import suppress
 
 from holdfast.application.ports import Ports
@@ -66,7 +65,7 @@ class Dispatch:
         try:
             self._start(decision, {job.id: job for job in waiting}, rows, ledger)
         except Raced:
-            time.sleep(random.uniform(0, LONGEST_PAUSE_S))
+            self.ports.pause(random.uniform(0, LONGEST_PAUSE_S))
             return False
         if len(decision.starts) >= MOST_STARTS and not last:
             return False

@@ -24,7 +24,7 @@ READS = frozenset(
     }
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
-    | {"load_all", "ledger", "quotas", "line", "template"}
+    | {"load_all", "ledger", "quota", "quotas", "line", "template"}
     | {"status", "of_fleet", "of_job", "of_stack", "described", "pointer"}
 )
 LEFT_OUT = frozenset(
@@ -65,7 +65,7 @@ class DryRun:
     """Keeps ports.Ports without consequences."""
 
     def __init__(self, ports: Ports) -> None:
-        self.clock = ports.clock
+        self.clock, self.pause = ports.clock, ports.pause
         self.store: Any = LookOnly(ports.store)
         self.workflow: Any = LookOnly(ports.workflow)
         self.fleets: Any = LookOnly(ports.fleets)

@@ -11,7 +11,7 @@ from holdfast.domain.catalogue import Offers
 from holdfast.domain.events import Event
 from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
-from holdfast.domain.ledger import Ledger, Quota, Quotas
+from holdfast.domain.ledger import Ledger, Quota, QuotaChange, Quotas
 from holdfast.domain.network_cards import MachineType
 from holdfast.domain.ownership import FleetIntent, Instance, Node
 from holdfast.domain.placement import Cold, Patience, Pool
@@ -23,6 +23,9 @@ from job_contract.spec import JobSpec
 
 Clock = Callable[[], float]
 """Seconds since 1970 (UTC)."""
+
+Pause = Callable[[float], None]
+"""Returns so many seconds later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +84,16 @@ class JobStore(Protocol):
         """Replace the ledger. Raises Raced when it moved meanwhile."""
 
     def quotas(self) -> Quotas:
-        """Return all quotas, in one read."""
+        """Return all quotas that say something, in one read."""
 
-    def put_quota(self, kind: str, name: str, quota: Quota) -> None:
-        """Set the quota of a team or a market; `kind` is team or market."""
+    def quota(self, kind: str, name: str) -> Quota:
+        """Return the quota of a team or a market, read strongly; `kind` is team or market."""
+
+    def put_quota(self, change: QuotaChange) -> bool:
+        """Set the quota and write down the change, both or neither; False when this wish was obeyed before.
+
+        Raises Raced when the quota moved meanwhile.
+        """
 
     def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
         """The notice lies where whoever writes the row next finds it."""
@@ -275,3 +284,5 @@ class Ports(Protocol):
     def outbox(self) -> Outbox: ...
     @property
     def clock(self) -> Clock: ...
+    @property
+    def pause(self) -> Pause: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import replace
 
 from holdfast.application.ports import Ports
@@ -31,7 +30,7 @@ def record(event: Event, job_id: str, ports: Ports) -> Job:
     Raises UnknownJob, IllegalTransition, or Raced when the time is up.
     """
     key = dedup_key(event)
-    give_up_at, pause_s = time.monotonic() + RETRY_FOR_S, FIRST_PAUSE_S
+    give_up_at, pause_s = ports.clock() + RETRY_FOR_S, FIRST_PAUSE_S
     crowded = False
     while True:
         job, seen = ports.store.load_for(job_id, key)
@@ -47,12 +46,12 @@ def record(event: Event, job_id: str, ports: Ports) -> Job:
             ports.store.save(job, after, event, key)
             break
         except Raced:
-            if time.monotonic() > give_up_at:
+            if ports.clock() > give_up_at:
                 raise
             if isinstance(event, InterruptionNoticed) and not crowded:
                 ports.store.leave_notice(job_id, event.attempt, event.instance, event.deadline_at)
                 crowded, pause_s = True, LONGEST_PAUSE_S
-            time.sleep(random.uniform(0, pause_s))
+            ports.pause(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     _do_what_is_owed(after, event, ports)
     return after

@@ -83,7 +83,7 @@ class Quota:
 
     `weight` is a team's share of what there is. Jobs of a team from priority `preempt_from` up are urgent: they go
     before fair share, and may ask running jobs of lower priority to save and make room. Jobs of a team that is not
-    `preemptible` are never asked. The three mean nothing for a market.
+    `preemptible` are never asked. The three mean nothing for a market. `version`: how often it was set.
     """
 
     nodes: int | None = None
@@ -92,9 +92,23 @@ class Quota:
     weight: float = 1.0
     preempt_from: int | None = None
     preemptible: bool = True
+    version: int = field(default=0, compare=False)
 
 
 NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaChange:
+    """Who set a quota, when, from what to what. `kind` is team or market; `key` names the wish behind it."""
+
+    kind: str
+    name: str
+    before: Quota
+    after: Quota
+    by: str
+    at: float
+    key: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,7 +234,7 @@ class _Pass:
                 return Because(
                     code=Code.OVER_TEAM_QUOTA if limit.kind == "team" else Code.OVER_MARKET_QUOTA,
                     sentence=f"it needs {more + kept} {limit}, more than the quota of {self._room(limit).limit}",
-                    unblock=f"raise the quota of {limit.kind} {limit.name}, or ask for fewer nodes",
+                    unblock=f"ask for fewer nodes; or a higher quota: {_raised(limit)}",
                 )
         return None
 
@@ -376,7 +376,7 @@ class _Pass:
         return Because(
             code=Code.TEAM_QUOTA if ask.limit.kind == "team" else Code.MARKET_QUOTA,
             sentence=f"it needs {ask.more} {ask.limit}, {max(0, room.now)} of {room.limit} are free; {place}",
-            unblock=f"jobs in flight end; or raise the quota of {ask.limit.kind} {ask.limit.name}",
+            unblock=f"jobs in flight end; or a higher quota: {_raised(ask.limit)}",
             until=until,
             head_since=since,
         )
@@ -505,6 +505,10 @@ def _gives(missing: Mapping[Limit, int], place: InFlight) -> bool:
 
 def _short(missing: Mapping[Limit, int]) -> bool:
     return any(left > 0 for left in missing.values())
+
+
+def _raised(limit: Limit) -> str:
+    return f"holdfast quota set --{limit.kind} {limit.name} --{limit.unit} N"
 
 
 def _some(jobs: Sequence[str]) -> str:

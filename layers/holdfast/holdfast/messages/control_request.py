@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.domain.errors import Rejected
+from holdfast.domain.ledger import NO_QUOTA, Quota
 from holdfast.messages.envelope import open_envelope
-from holdfast.messages.refusal import printable, validated
+from holdfast.messages.refusal import Coded, printable, validated
 
 SCHEMA = "holdfast.control/1"
 
@@ -101,7 +103,63 @@ class Unhold(_Control):
     team: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]{0,30}$", description="a team; all where none is given")
 
 
-ControlRequest = Cancel | Pause | Resume | Checkpoint | Priority | Extend | Retry | Hold | Unhold
+NO_LIMIT = "none"
+Amount = Annotated[int, Field(ge=0, le=1_000_000)] | Literal["none"] | None
+OF_TEAMS = ("weight", "preempt_from", "preemptible")
+
+
+class SetQuota(_Control):
+    """What a team or a market may have in flight, a team's share, and who makes room for whom.
+
+    What is not named stays as it is. Lowering a limit stops no job that runs.
+    """
+
+    action: Literal["quota"] = Field(description='"quota"')
+    team: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]{0,30}$", description="a team")
+    market: Literal["spot", "on_demand", "mixed"] | None = Field(None, description="spot, on_demand or mixed")
+    nodes: Amount = Field(None, description='machines in flight, a whole number from 0 to 1000000, or "none"')
+    vcpus: Amount = Field(None, description='vCPUs in flight, a whole number from 0 to 1000000, or "none"')
+    gpus: Amount = Field(None, description='GPUs in flight, a whole number from 0 to 1000000, or "none"')
+    weight: float | None = Field(
+        None, gt=0, le=1_000_000, description="the team's share, a number above 0 and at most 1000000"
+    )
+    preempt_from: Annotated[int, Field(ge=0, le=100)] | Literal["none"] | None = Field(
+        None, description='the priority from which jobs of the team are urgent, a whole number from 0 to 100, or "none"'
+    )
+    preemptible: bool | None = Field(None, description="whether jobs of the team may be asked to make room")
+    clear: Literal[True] | None = Field(None, description="true, to take the whole quota away")
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        """What the quota is of: team or market, and its name."""
+        return ("team", self.team) if self.team is not None else ("market", str(self.market))
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The fields of the quota that the wish names, as they shall be."""
+        asked = self.model_dump(include={"nodes", "vcpus", "gpus", *OF_TEAMS}, exclude_none=True)
+        return {name: None if value == NO_LIMIT else value for name, value in asked.items()}
+
+    def applied(self, quota: Quota) -> Quota:
+        """Return the quota after this wish."""
+        return replace(NO_QUOTA, version=quota.version) if self.clear else replace(quota, **self.named)
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> SetQuota:
+        if (self.team is None) == (self.market is None):
+            raise Coded("bad_quota", "a quota is of one team or of one market; give team, or market")
+        of_teams = [name for name in OF_TEAMS if name in self.named]
+        if self.market is not None and of_teams:
+            raise Coded("bad_quota", f"{', '.join(of_teams)} is of teams only; leave it out, or give team for market")
+        if self.clear and self.named:
+            raise Coded("bad_quota", f"clear takes the whole quota away; leave out {', '.join(self.named)}, or clear")
+        if not self.clear and not self.named:
+            fields = ", ".join(("nodes, vcpus, gpus", *OF_TEAMS))
+            raise Coded("bad_quota", f"nothing is to be set; give one of {fields}, or clear")
+        return self
+
+
+ControlRequest = Cancel | Pause | Resume | Checkpoint | Priority | Extend | Retry | Hold | Unhold | SetQuota
 
 ACTIONS: dict[str, type[Any]] = {
     "cancel": Cancel,
@@ -113,6 +171,7 @@ ACTIONS: dict[str, type[Any]] = {
     "retry": Retry,
     "hold": Hold,
     "unhold": Unhold,
+    "quota": SetQuota,
 }
 
 

@@ -26,7 +26,7 @@ CONFIG = Config(connect_timeout=2, read_timeout=8, retries={"mode": "standard", 
 class Supervisor:
     """Keeps ports.Ports on AWS; each port is made when first asked for."""
 
-    clock = staticmethod(time.time)
+    clock, pause = staticmethod(time.time), staticmethod(time.sleep)
 
     @cached_property
     def session(self) -> boto3.session.Session:
