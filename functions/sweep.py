@@ -20,15 +20,23 @@ LISTED = 500
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     dry_run = event.get("dry_run") is True
     sweep = Sweep(supervisor(), dry_run=dry_run)
-    findings = sweep.run()
-    for finding in findings:
-        logger.warning("found" if dry_run else "swept", what=finding.what, who=finding.who, done=finding.done)
-    for name, value in sweep.vitals.found.items() if not dry_run else ():
-        measure(name, value, MetricUnit.Seconds if name.endswith("Seconds") else MetricUnit.Count)
+    try:
+        findings = sweep.run()
+    finally:
+        # A round that could not look at every job tells what it found all the same, and then fails.
+        report(sweep)
     if "dry_run" not in event:
         return {"findings": len(findings)}
     listed = [told(finding, supervisor().clock()) for finding in findings[:LISTED]]
     return {"findings": len(findings), "dry_run": dry_run, "listed": listed}
+
+
+def report(sweep: Sweep) -> None:
+    """What the round found is logged, and measured where it was not a dry run."""
+    for finding in sweep.found:
+        logger.warning("found" if sweep.dry_run else "swept", what=finding.what, who=finding.who, done=finding.done)
+    for name, value in sweep.vitals.found.items() if not sweep.dry_run else ():
+        measure(name, value, MetricUnit.Seconds if name.endswith("Seconds") else MetricUnit.Count)
 
 
 def told(finding: Finding, now: float) -> dict[str, Any]:

@@ -51,9 +51,10 @@ class FakeClock:
 
 @dataclass
 class FakeStore:
-    """`races` saves fail with Raced before one goes through; `stale` hides rows from the indexes.
+    """`races` saves fail with Raced before one goes through, those of `deaf` rows always; `stale` hides rows from the
+    indexes.
 
-    `conflicts` writes of the ledger fail likewise; `lag` keeps what the index `waiting` showed of a job.
+    `conflicts` writes of the ledger or a quota fail likewise; `lag` keeps what the index `waiting` showed of a job.
     """
 
     races: int = 0
@@ -63,6 +64,7 @@ class FakeStore:
     quota_items: dict[tuple[str, str], Quota] = field(default_factory=dict)
     quota_told: list[QuotaChange] = field(default_factory=list)
     stale: set[str] = field(default_factory=set)
+    deaf: set[str] = field(default_factory=set)
     rows: dict[str, Job] = field(default_factory=dict)
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     orders: dict[str, Orders] = field(default_factory=dict)
@@ -111,6 +113,8 @@ class FakeStore:
         return self.rows.get(job_id), key in self.events.get(job_id, {})
 
     def save(self, before: Job, after: Job, event: Event, key: str, ledger: Ledger | None = None) -> None:
+        if after.id in self.deaf:
+            raise Raced("always")
         if self.races:
             self.races -= 1
             raise Raced("injected")

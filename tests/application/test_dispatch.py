@@ -17,10 +17,11 @@ from holdfast.application.intake import accept
 from holdfast.application.record import record
 from holdfast.application.release import close_attempt
 from holdfast.domain.because import Because, Code
-from holdfast.domain.errors import Raced, Rejected
+from holdfast.domain.errors import Raced, Rejected, Unavailable
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, Quotas, Reserved
 from holdfast.domain.obligations import action_for
+from holdfast.domain.ownership import Ownership
 from holdfast.domain.phase import Phase
 from holdfast.domain.queueing import MOST_STARTS, Waiter
 from holdfast.messages.acceptance import read_acceptance
@@ -241,6 +242,23 @@ def test_a_hold_stops_a_start_that_was_decided_before_it(ports: FakePorts, monke
 def test_a_scope_that_is_no_team_is_refused(ports: FakePorts, scope: str) -> None:
     with pytest.raises(Rejected, match="neither"):
         hold(scope, ports)
+
+
+def test_survivors_that_cannot_be_ended_now_keep_no_other_job_from_starting(ports: FakePorts) -> None:
+    late = waiting(ports, "late", wait_s=10, held=("i-0ccccccccccccccc1",))
+    ports.owning(late, "i-0ccccccccccccccc1")
+    ports.clock.step(60)
+    waiting(ports, "next", submitted_at=ports.clock())
+
+    def unanswered(instances: object) -> None:
+        raise Unavailable("EC2 did not answer")
+
+    ports.fleets.terminate = unanswered  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match=r"1 jobs failed: late"):
+        dispatch(ports)
+    assert ports.store.rows["next"].phase is Phase.LAUNCHING
+    assert ports.store.rows["late"].phase is Phase.FAILED
+    assert ports.store.owners["i-0ccccccccccccccc1"].state is Ownership.ENDING
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------

@@ -340,6 +340,27 @@ def test_a_machine_whose_job_was_forgotten_is_foreign(ports: FakePorts) -> None:
     assert [told.fate for told in notices.evicted([b.OTHER], ports)] == [Fate.FOREIGN]
 
 
+@pytest.mark.parametrize("kind", ["evicted", "maintenance", "degraded", "block_ends"])
+def test_a_job_that_cannot_be_told_keeps_no_other_job_from_being_told(ports: FakePorts, kind: str) -> None:
+    mine = "i-0ccccccccccccccc1"
+    deaf, other = training(ports), training(ports, "other", mine)
+    for instance in (b.LEADER, mine):
+        ports.fleets.instances[instance] = replace(ports.fleets.instances[instance], reservation="cr-1")
+    ports.store.deaf.add(deaf.id)
+    soon = ports.clock() + 60
+    with pytest.raises(Unavailable, match=b.LEADER):
+        if kind == "evicted":
+            notices.evicted([b.LEADER, mine], ports)
+        elif kind == "maintenance":
+            notices.maintenance([b.LEADER, mine], ports, starts_at=soon, cause="AWS Health")
+        elif kind == "degraded":
+            notices.degraded([b.LEADER, mine], ports, cause="AWS Health")
+        else:
+            notices.block_ends("cr-1", ports, ends_at=soon)
+    assert now(ports, deaf) == deaf
+    assert now(ports, other) != other
+
+
 class BlindFleets(FakeFleets):
     """EC2 that cannot be asked, as often as told."""
 

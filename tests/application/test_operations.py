@@ -17,6 +17,7 @@ from holdfast.application.node_reports import NodeReports
 from holdfast.application.release import close_attempt
 from holdfast.application.sweep import Sweep
 from holdfast.application.vitals import interval_s
+from holdfast.domain.errors import IllegalTransition, Raced, Unavailable
 from holdfast.domain.events import LimitsExtended, RetryRequested
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S
@@ -96,6 +97,61 @@ def test_a_dry_run_finds_what_a_sweep_finds_and_changes_nothing(ports: FakePorts
     assert (ports.store.rows, ports.store.writes, ports.workflow.executions, ports.fleets.live) == before
     assert dry
     assert [(finding.what, finding.who) for finding in Sweep(ports).run()] == dry
+
+
+# -- one job's failure is no other's -----------------------------------------------------------------------------------
+
+
+def two_in_trouble(ports: FakePorts) -> tuple[Job, Job]:
+    """One whose execution died and whose machine will not end, and one that has lost a machine."""
+    stubborn, bereft = training(ports), ports.holding(b.a_running_job(id="bereft"))
+    ports.workflow.executions[f"{stubborn.id}-1"] = "FAILED"
+    ports.fleets.refuses_to_die.add(b.LEADER)
+    bereft = ports.holding(replace(bereft, fleet="bereft-1-0"))
+    ports.owning(bereft, "i-0ccccccccccccccc1", "i-0ccccccccccccccc2")
+    ports.workflow.executions["bereft-1"] = "RUNNING"
+    ports.clock.step(100)
+    ports.fleets.kill("i-0ccccccccccccccc2")
+    return stubborn, bereft
+
+
+def test_a_job_whose_machines_will_not_end_keeps_no_other_job_from_being_swept(ports: FakePorts) -> None:
+    stubborn, bereft = two_in_trouble(ports)
+    sweep = Sweep(ports)
+    with pytest.raises(Unavailable, match=rf"1 of 2 jobs.*{stubborn.id}.*not seen ending"):
+        sweep.run()
+    assert [(finding.what, finding.who) for finding in sweep.found] == [("lost 1 of 2 nodes", bereft.id)]
+    assert ports.store.rows[bereft.id].phase is Phase.RESUMING
+
+
+def test_no_orphan_is_looked_for_before_every_job_could_be_swept(ports: FakePorts) -> None:
+    two_in_trouble(ports)
+    ports.fleets.add("i-0aaaaaaaaaaaaaaa9", job="gone", fleet="gone-1-0")
+    ports.clock.step(ORPHAN_GRACE_S + 60)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            Sweep(ports).run()
+    assert "i-0aaaaaaaaaaaaaaa9" in ports.fleets.live
+    ports.fleets.refuses_to_die.clear()
+    for _ in range(2):
+        Sweep(ports).run()
+    assert "i-0aaaaaaaaaaaaaaa9" not in ports.fleets.live
+
+
+@pytest.mark.parametrize("fault", [Raced("lost every race"), IllegalTransition("ours"), KeyError("a bug")])
+def test_whatever_goes_wrong_with_one_job_is_told_after_the_others_had_their_turn(
+    ports: FakePorts, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    stubborn, bereft = two_in_trouble(ports)
+
+    def failing(job_id: str, attempt: int, ports: Any, *, cause: str) -> None:
+        raise fault
+
+    monkeypatch.setattr("holdfast.application.sweep.end_dead_attempt", failing)
+    with pytest.raises(Unavailable if isinstance(fault, Raced) else type(fault)) as caught:
+        Sweep(ports).run()
+    assert stubborn.id in f"{caught.value} {getattr(caught.value, '__notes__', '')}"
+    assert ports.store.rows[bereft.id].phase is Phase.RESUMING
 
 
 # -- what the sweep measures -------------------------------------------------------------------------------------------

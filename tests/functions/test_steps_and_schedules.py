@@ -17,6 +17,7 @@ from tests.functions.scenes import (
     job_now,
     records,
     stream,
+    table,
     training,
     wait_now,
 )
@@ -149,6 +150,17 @@ def test_a_sweep_that_sees_half_a_picture_raises(world: World) -> None:
     breaks(world, "ec2", "DescribeInstances")
     world.machine.answer("StartExecution", {"name": f"{JOB}-1", "input": "{}"})
     assert fails(world, "Sweep", {})
+
+
+def test_a_sweep_that_cannot_release_one_job_sees_to_the_others_and_then_fails(world: World) -> None:
+    training(world)
+    world.machine.answer("StartExecution", {"name": f"{JOB}-1", "input": "{}"})
+    world.machine.abort(f"{JOB}-1")
+    other = holding(world, replace(b.after(b.a_job(id="job-1"), b.started()), phase_at=world.agenda.now - 60))
+    assert table().alive() == [JOB, other.id]
+    breaks(world, "ec2", "DescribeInstances")
+    assert fails(world, "Sweep", {})
+    assert f"{other.id}-1" in world.machine.executions
 
 
 # -- news --------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
+from holdfast.application.apart import Faults
 from holdfast.application.ports import Ports
 from holdfast.application.record import begin, record
 from holdfast.application.release import end_dead_attempt
@@ -45,11 +46,14 @@ class Dispatch:
         self.ports = ports
         self.started: list[str] = []
         self.set_aside: set[str] = set()
+        self.faults = Faults()
 
     def run(self) -> list[str]:
         for look in range(MOST_LOOKS):
             if self._look(last=look == MOST_LOOKS - 1):
                 break
+        # One whose machines could not be ended, or that could not be asked, has kept no other from its start.
+        self.faults.tell(f"{len(self.faults.found)} jobs")
         return self.started
 
     def _look(self, *, last: bool) -> bool:
@@ -102,12 +106,14 @@ class Dispatch:
                 continue
             self.set_aside.add(job_id)
             reason = f"limits.wait_s = {job.wait_s} passed before training could start"
-            let_go(record(GaveUp(at=now, reason=reason), job_id, self.ports), self.ports)
+            with self.faults.apart(job_id):
+                let_go(record(GaveUp(at=now, reason=reason), job_id, self.ports), self.ports)
 
     def _ask_for_room(self, decision: Decision) -> None:
         for asked in decision.preempt:
             event = PlaceWanted(at=self.ports.clock(), attempt=asked.attempt, by=asked.by, cause="preemption")
-            record(event, asked.victim, self.ports)
+            with self.faults.apart(asked.victim):
+                record(event, asked.victim, self.ports)
 
     def _explain(self, waiting: list[Waiter], decision: Decision) -> None:
         """Write reasons that changed: those of heads first, for the next decision rests on them."""

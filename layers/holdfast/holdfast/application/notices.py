@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.application.apart import Faults
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.domain import notices
@@ -67,7 +68,7 @@ def evicted(instances: Iterable[str], ports: Ports) -> list[Told]:
 
     The record comes minutes after the fact, so there is nothing left to save on these machines.
     """
-    told = [_lost(instance, "bid evicted", ports) for instance in instances]
+    told = _each(instances, lambda instance: _lost(instance, "bid evicted", ports))
     for one in told:
         _warn_pool(one, ports)
     return told
@@ -90,14 +91,13 @@ def advised(instance: str, ports: Ports) -> Told:
 
 def maintenance(instances: Iterable[str], ports: Ports, *, starts_at: float, cause: str) -> list[Told]:
     """The owners' jobs will leave these machines before the maintenance starts; the order is out if that is soon."""
-    return [
-        _leave(instance, ports, by_at=notices.maintenance_left_by(starts_at), cause=cause) for instance in instances
-    ]
+    by_at = notices.maintenance_left_by(starts_at)
+    return _each(instances, lambda instance: _leave(instance, ports, by_at=by_at, cause=cause))
 
 
 def degraded(instances: Iterable[str], ports: Ports, *, cause: str) -> list[Told]:
     """The owners' jobs are asked for a save at once, and leave the failing machines when it is committed."""
-    return [_degraded(instance, ports, cause) for instance in instances]
+    return _each(instances, lambda instance: _degraded(instance, ports, cause))
 
 
 def block_ends(reservation: str, ports: Ports, *, ends_at: float) -> list[Told]:
@@ -108,7 +108,7 @@ def block_ends(reservation: str, ports: Ports, *, ends_at: float) -> list[Told]:
     on_block = [one.id for one in ports.fleets.of_stack() if one.live and one.reservation == reservation]
     one_a_job = {node.job: node.instance for node in ports.store.nodes(on_block)}
     by_at = notices.block_left_by(ends_at)
-    return [_leave(one, ports, by_at=by_at, cause=f"{reservation} ends") for one in one_a_job.values()]
+    return _each(one_a_job.values(), lambda one: _leave(one, ports, by_at=by_at, cause=f"{reservation} ends"))
 
 
 def move_when_due(job: Job, ports: Ports) -> Job | None:
@@ -126,6 +126,16 @@ def save_while_advised(job: Job, ports: Ports) -> Job | None:
     if not notices.early_save_due(job, now):
         return None
     return record(EarlySaveAdvised(at=now, attempt=job.attempt, cause="advice still holds"), job.id, ports)
+
+
+def _each(instances: Iterable[str], tell: Callable[[str], Told]) -> list[Told]:
+    """Return what became of each telling. Raises, when one of them failed, after all were told."""
+    faults, told, every = Faults(), list[Told](), list(instances)
+    for instance in every:
+        with faults.apart(instance):
+            told.append(tell(instance))
+    faults.tell(f"{len(faults.found)} of {len(every)} instances")
+    return told
 
 
 def _lost(instance: str, cause: str, ports: Ports) -> Told:

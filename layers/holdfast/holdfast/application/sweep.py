@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from holdfast.application.account import repair_ledger
+from holdfast.application.apart import Faults
 from holdfast.application.dry_run import DryRun
 from holdfast.application.notices import move_when_due, save_while_advised
 from holdfast.application.ports import Ports
@@ -39,21 +40,40 @@ class Finding:
 
 
 class Sweep:
-    """One look at everything that is alive. Any call that fails ends the sweep: it never acts on half a picture."""
+    """One look at everything that is alive. `found` is what it has found so far.
+
+    A job that fails keeps no other from its turn. What is judged by the whole picture, orphans above all, is looked at
+    only when the picture is whole.
+    """
 
     def __init__(self, ports: Ports, *, dry_run: bool = False) -> None:
         self.ports = cast(Ports, DryRun(ports)) if dry_run else ports
         self.dry_run = dry_run
         self.vitals = Vitals(self.ports)
+        self.found: list[Finding] = []
 
     def run(self) -> list[Finding]:
-        """Silent jobs are moved on and orphans ended; returns what was found."""
-        findings = [finding for job_id in self.ports.store.alive() for finding in self._job(job_id)]
+        """Silent jobs are moved on and orphans ended; returns what was found.
+
+        Raises Unavailable, or the first fault of our own, after the last job when one of them could not be swept.
+        """
+        faults, jobs = Faults(), self.ports.store.alive()
+        for job_id in jobs:
+            with faults.apart(job_id):
+                self._add(self._job(job_id))
+        faults.tell(f"the sweep is not complete: {len(faults.found)} of {len(jobs)} jobs")
         if not self.dry_run:
-            findings += [Finding("place of no job", job_id, "given back") for job_id in repair_ledger(self.ports)]
+            self._add(Finding("place of no job", job_id, "given back") for job_id in repair_ledger(self.ports))
         orphans = self._orphans()
         self.vitals.orphans(len(orphans))
-        return findings + orphans + ([] if self.dry_run else self._leftovers())
+        self._add(orphans)
+        if not self.dry_run:
+            self._add(self._leftovers())
+        return self.found
+
+    def _add(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self.found.append(finding)
 
     def _leftovers(self) -> list[Finding]:
         """Placement groups and launch templates that nothing needs; one still in use waits for the next look."""
