@@ -811,6 +811,7 @@ def test_survivors_are_not_joined_by_a_launch_that_its_release_has_overtaken(por
     ports.store.open_intent = overtaken  # type: ignore[method-assign]
     assert launch(ports, attempt=2) == "withdrawn"
     assert ports.fleets.calls == []
+    assert ports.store.intents[f"{job.id}-2-s"].closed_at is not None
 
 
 def test_a_fleet_that_is_owned_while_the_sweep_looks_is_not_suspected(ports: FakePorts) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from holdfast.application.dispatch import dispatch
 from holdfast.application.launch import AMBIGUOUS_S, CALL_RESERVE_S, Launch
-from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.record import record
+from holdfast.application.release import close_attempt, end_dead_attempt, release_fleet
 from holdfast.application.sweep import Sweep
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.job import Job
-from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, Ownership
+from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, FleetIntent, Ownership
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import (
     CALLS_AN_HOUR,
@@ -500,6 +501,54 @@ def test_a_fleet_that_arrives_after_its_attempt_was_closed_is_ended_at_once(port
 
     ports.fleets.buy = overtaken  # type: ignore[method-assign]
     assert launch(ports) == "withdrawn"
+    assert ports.fleets.live == []
+
+
+def test_a_purchase_that_was_withdrawn_before_it_was_asked_for_stays_no_open_intent(ports: FakePorts) -> None:
+    open_intent = ports.store.open_intent
+
+    def overtaken(intent: FleetIntent) -> FleetIntent:
+        end_dead_attempt(JOB, 1, ports, cause="execution aborted")
+        return open_intent(intent)
+
+    ports.store.open_intent = overtaken  # type: ignore[method-assign]
+    assert launch(ports) == "withdrawn"
+    [intent] = ports.store.intents.values()
+    assert (intent.closed_at, intent.outcome) == (ports.clock(), "withdrawn before it was asked for")
+    assert ports.fleets.calls == []
+
+
+def test_a_purchase_that_the_row_names_is_left_open_for_its_release(ports: FakePorts) -> None:
+    open_intent = ports.store.open_intent
+
+    def overtaken(intent: FleetIntent) -> FleetIntent:
+        record(b.cancelled(), JOB, ports)
+        return open_intent(intent)
+
+    ports.store.open_intent = overtaken  # type: ignore[method-assign]
+    assert launch(ports) == "withdrawn"
+    [intent] = ports.store.intents.values()
+    assert (intent.closed_at, intent.fleet) == (None, job(ports).fleet)
+    ports.clock.step(SHOWN_WITHIN_S)
+    release_fleet(JOB, 1, ports)
+    assert [intent.closed_at for intent in ports.store.intents.values()] == [ports.clock()]
+
+
+def test_an_intent_that_a_crash_left_open_protects_no_machine_once_its_attempt_is_over(ports: FakePorts) -> None:
+    heal = crashing(ports, ports.store, "load_for")
+    with pytest.raises(KeyboardInterrupt):
+        launch(ports)
+    heal()
+    fleet = f"{JOB}-1-0"
+    ports.fleets.add("i-late", job=JOB, fleet=fleet)
+    ports.clock.step(ORPHAN_GRACE_S + 1)
+    for _ in range(2):
+        ports.workflow.executions[f"{JOB}-1"] = "RUNNING"
+        Sweep(ports).run()
+    assert ports.fleets.live == ["i-late"]  # the step's retry may still own it
+    ports.store.rows[JOB] = b.after(job(ports), b.failed("lost"), b.closed())
+    for _ in range(2):
+        Sweep(ports).run()
     assert ports.fleets.live == []
 
 

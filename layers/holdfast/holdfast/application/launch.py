@@ -214,9 +214,15 @@ class Launch:
         )
         intent = self.ports.store.open_intent(ours)
         # In this order: a release that finds the fleet in the row finds the intent too and waits for it, and one that
-        # came earlier is seen here. Withdrawn, the intent stays open: an earlier call under it may have bought.
+        # came earlier is seen here.
         told = self._record(intended, this)
-        if told.fleet != purchase.fleet or not _wanted(told, this.attempt):
+        if told.fleet != purchase.fleet:
+            # The row never named it, so no call was made under it, and no release will look for it. Written like this,
+            # it gives way to one that another run of this step has closed meanwhile.
+            self.ports.store.open_intent(intent.withdrawn(now))
+            raise Stop("withdrawn")
+        if not _wanted(told, this.attempt):
+            # Left open for the release: an earlier call under it may have bought.
             raise Stop("withdrawn")
         self._settle(intent, this, fresh=intent == ours)
 

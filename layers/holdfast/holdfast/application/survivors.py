@@ -60,7 +60,10 @@ def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Miss
     intent, refusal = _intent(job, attempt, fleet, wanted, missing, ports)
     # In this order: a release that finds the fleet in the row waits for the intent, an earlier one is seen here.
     told = record(FleetIntended(at=now, attempt=attempt, fleet=fleet, resume_from=resume_from), job.id, ports)
-    if told.fleet != fleet or not told.attempt_open or told.phase is not Phase.LAUNCHING:
+    if told.fleet != fleet:
+        ports.store.open_intent(intent.withdrawn(now))
+        return "withdrawn"
+    if not told.attempt_open or told.phase is not Phase.LAUNCHING:
         return "withdrawn"
     if leaving:
         # Under notice while held: at work until AWS takes it, and no part of the next gang.

@@ -18,7 +18,7 @@ from holdfast.application.vitals import Vitals
 from holdfast.domain.errors import ExecutionOver
 from holdfast.domain.events import Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
-from holdfast.domain.ownership import Instance, suspect
+from holdfast.domain.ownership import FleetIntent, Instance, suspect
 from holdfast.domain.phase import ALIVE, Intent, Phase
 from holdfast.domain.recovery import hung, over_limit
 
@@ -158,6 +158,11 @@ class Sweep:
             return self.ports.clock() - bought_at < START_GRACE_S
         return instance.live
 
+    def _over(self, intent: FleetIntent) -> bool:
+        """True when the attempt that opened the intent is closed."""
+        job = self.ports.store.load(intent.job)
+        return job is None or job.attempt != intent.attempt or not job.attempt_open
+
     def _orphans(self) -> list[Finding]:
         listed = self.ports.fleets.of_stack()
         now = self.ports.clock()
@@ -166,6 +171,9 @@ class Sweep:
             # The intent first: it is closed after its machines are owned, so a closed one has told all owners.
             intent = self.ports.store.intent(instance.fleet) if instance.fleet else None
             node = self.ports.store.node(instance.id)
+            if intent is not None and intent.closed_at is None and self._over(intent):
+                # A crash came between the intent and the row, so no release knew of it: it protects nothing any more.
+                intent = intent.withdrawn(now)
             why = suspect(instance, node, intent, now)
             if why is None or (not self.dry_run and self.ports.store.suspected(instance.id, now) is None):
                 continue

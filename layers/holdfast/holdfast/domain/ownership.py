@@ -6,7 +6,7 @@ fleet, is older than the grace, and all that in two sweeps running.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from holdfast.domain.purchase import Purchase
@@ -85,6 +85,10 @@ class FleetIntent:
     closed_at: float | None = None
     outcome: str = ""
     purchase: Purchase | None = None
+
+    def withdrawn(self, now: float) -> FleetIntent:
+        """Return it closed: nothing was asked for under it, and nothing will be."""
+        return replace(self, closed_at=now, outcome=self.outcome or "withdrawn before it was asked for")
 
     def may_still_show(self, now: float) -> bool:
         """True while EC2 may hold machines of this purchase that it does not show yet."""
