@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.domain.errors import UnknownJob
+from holdfast.application.intake import accepted_before
+from holdfast.domain.errors import Rejected, UnknownJob
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Phase
 from holdfast.messages.acceptance import Acceptance
@@ -135,12 +136,10 @@ def _order(text: str, dedup_id: str | None, target: Stack) -> tuple[Acceptance, 
 
 def _accepted(order: Acceptance, target: Stack) -> bool:
     """Return whether the same request was accepted before. Raises UserError when another one was."""
-    known = target.table.request(order.job.id)
-    if known is not None and known["body_sha256"] != order.request["body_sha256"]:
-        raise UserError(
-            f"{order.job.id} exists with another body under the same dedup_id; send the change under a new --dedup-id"
-        )
-    return known is not None
+    try:
+        return accepted_before(order.job, order.request, target.table)
+    except Rejected as conflict:
+        raise UserError(f"{conflict.reason}, with --dedup-id") from conflict
 
 
 def _listed(target: Stack, team: str | None, ended: int) -> list[Job]:

@@ -110,6 +110,18 @@ def test_a_request_is_created_once(store: JobStore) -> None:
     assert store.teams() == ["research"]
 
 
+def test_an_identity_belongs_to_the_first_job_that_came_under_it(store: JobStore) -> None:
+    job = created(store)
+    other = read_acceptance(json.dumps({**json.loads(BODY), "name": "another name"}), now=b.NOW)
+    assert other.job.id != job.id
+    assert store.create(other.job, other.request, other.spec) is False
+    assert store.load(other.job.id) is None
+    holder = store.holder(other.request["identity"])
+    assert holder is not None
+    assert (holder["job"], holder["name"]) == (job.id, job.name)
+    assert store.holder("nobody") is None
+
+
 def test_what_was_saved_is_loaded_whole(store: JobStore) -> None:
     job = moved(store, created(store), b.started(), b.training(), b.saved(25), b.noticed())
     assert store.load(job.id) == job
@@ -560,9 +572,10 @@ def test_what_belongs_to_an_ended_job_is_forgotten_before_its_row_and_kept_when_
     table.expire(job.id, forgotten_at)
     told = dates(table, client)
     mine = {name: at for name, at in told.items() if not name.startswith("TEAMS")}
-    assert len(mine) == 14
+    assert len(mine) == 15
     row_at, request_at = mine.pop(f"JOB#{job.id}/ROW"), mine.pop(f"JOB#{job.id}/REQUEST")
-    assert row_at == request_at == forgotten_at + TTL_LAG_S
+    [identity] = [name for name in mine if name.startswith("IDENTITY#")]
+    assert row_at == request_at == mine.pop(identity) == forgotten_at + TTL_LAG_S
     assert set(mine.values()) == {forgotten_at}
     assert told["TEAMS/research"] is None
     moved(table, job, RetryRequested(at=b.NOW, request="retry"))

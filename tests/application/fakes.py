@@ -67,6 +67,7 @@ class FakeStore:
     deaf: set[str] = field(default_factory=set)
     rows: dict[str, Job] = field(default_factory=dict)
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    identities: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
     orders: dict[str, Orders] = field(default_factory=dict)
     events: dict[str, dict[str, Event]] = field(default_factory=dict)
     wait_items: dict[tuple[str, Wait], WaitItem] = field(default_factory=dict)
@@ -84,13 +85,20 @@ class FakeStore:
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
-        if job.id in self.rows:
+        identity = request.get("identity")
+        holder = self.identities.get(identity, {"job": job.id})
+        if job.id in self.rows or holder["job"] != job.id:
             return False
+        if identity:
+            self.identities[identity] = {"job": job.id, "name": job.name}
         self.rows[job.id], self.requests[job.id], self.events[job.id] = job, request, {}
         return True
 
     def request(self, job_id: str) -> Mapping[str, Any] | None:
         return self.requests.get(job_id)
+
+    def holder(self, identity: str) -> Mapping[str, Any] | None:
+        return self.identities.get(identity)
 
     def put_template(self, template: Mapping[str, Any]) -> bool:
         key = template["name"], template["version"]

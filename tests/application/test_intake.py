@@ -72,6 +72,23 @@ def test_another_body_under_a_used_identity_is_refused_before_any_plan() -> None
     assert caught.value.code == "identity_conflict"
 
 
+def test_another_name_under_a_used_dedup_id_is_refused_before_any_plan() -> None:
+    world = ports()
+    take_in(SAMPLE, world)
+    world.catalogue.busy = 1
+    with pytest.raises(Rejected, match="tiny llama on the standard library"):
+        take_in(json.dumps({**json.loads(SAMPLE), "name": "another"}), world)
+    assert len(world.store.rows) == 1
+
+
+def test_without_a_dedup_id_another_name_is_another_job() -> None:
+    world = ports()
+    body = {key: value for key, value in json.loads(SAMPLE).items() if key != "dedup_id"}
+    for name in ("one", "two"):
+        assert take_in(json.dumps({**body, "name": name}), world).plan is not None
+    assert len(world.store.rows) == 2
+
+
 def test_nothing_known_is_a_plan_with_warnings() -> None:
     taken = take_in(SAMPLE, ports(Offers(unread=("instance types could not be read",))))
     assert taken.plan is not None

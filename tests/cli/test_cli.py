@@ -77,6 +77,15 @@ def test_another_body_under_a_used_dedup_id_is_refused_with_the_way_out(cloud: C
     assert cloud.sent("RequestQueueUrl") == []
 
 
+def test_another_name_under_a_used_dedup_id_is_refused_with_the_first_name(cloud: Cloud) -> None:
+    job = cloud.accept()
+    ran = holdfast("submit", "-", stdin=json.dumps({**json.loads(SAMPLE.read_text()), "name": "another"}))
+    assert ran.exit_code == 2
+    assert job.id in ran.stderr
+    assert repr(job.name) in ran.stderr
+    assert cloud.sent("RequestQueueUrl") == []
+
+
 def test_a_file_that_is_not_there_is_named(cloud: Cloud) -> None:
     ran = holdfast("submit", "nowhere.json")
     assert ran.exit_code == 2

@@ -54,9 +54,22 @@ def test_names_that_differ_in_case_or_accents_have_one_slug_and_are_still_two_jo
     assert job_id(first) != job_id(second)
 
 
-def test_another_name_under_one_dedup_id_is_another_job_id() -> None:
-    assert job_id(read(name="one")) != job_id(read(name="two"))
-    assert request_identity(read(name="one")) == request_identity(read(name="two"))
+def test_another_name_under_one_dedup_id_is_refused_with_the_first_name() -> None:
+    store = FakeStore()
+    first, second = (read_acceptance(json.dumps({**SAMPLE, "name": name}), now=b.NOW) for name in ("one", "two"))
+    assert accept(first.job, first.request, first.spec, store=store)
+    with pytest.raises(Rejected, match=rf"identity_conflict.*{first.job.id}.*'one'"):
+        accept(second.job, second.request, second.spec, store=store)
+    assert list(store.rows) == [first.job.id]
+    assert not accept(first.job, first.request, first.spec, store=store)
+
+
+def test_one_dedup_id_of_two_teams_is_two_jobs_under_any_names() -> None:
+    store = FakeStore()
+    for team, name in (("research", "one"), ("vision", "two"), ("audio", "one")):
+        order = read_acceptance(json.dumps({**SAMPLE, "team": team, "name": name}), now=b.NOW)
+        assert accept(order.job, order.request, order.spec, store=store)
+    assert len(store.rows) == 3
 
 
 def test_a_whole_number_and_the_same_number_with_a_point_are_one_body_where_both_are_allowed() -> None:

@@ -6,6 +6,7 @@ JOB#<job>        REQUEST            the accepted request, immutable
 JOB#<job>        EVENT#<dedup key>  what happened: the dedup key and the history at once
 NODE#<instance>  NODE               the owner of an instance, and what it reported
 FLEET#<fleet>    INTENT             what may exist in EC2 because of us
+IDENTITY#<id>    JOB                which job was accepted under a team's dedup_id, and its name
 TEAMS            <team>             teams that ever sent a job
 TEMPLATE#<name>  V#<version>        a job template; a version never changes
 TEMPLATE#<name>  NEWEST             the highest version there is
@@ -84,12 +85,25 @@ class JobTable:
             self._put(self.orders, {"key": spec_key(job.id, spec.spec_id), **encode(spec)}),
             self._put(self.orders, {"key": orders_key(job.id), **encode(orders_for(job, job.submitted_at))}),
         ]
+        identity = request.get("identity")
+        if identity:
+            writes.append(
+                {
+                    "Put": {
+                        "TableName": self.jobs,
+                        "Item": to_item({**_identity_key(identity), "job": job.id, "name": job.name}),
+                        "ConditionExpression": "attribute_not_exists(pk) OR job = :job",
+                        "ExpressionAttributeValues": to_item({":job": job.id}),
+                    }
+                }
+            )
         try:
             self.client.transact_write_items(TransactItems=writes)
         except ClientError as error:
             if not raced(error):
                 raise
-            if self.load(job.id) is None:
+            holder = self.holder(identity) if identity else None
+            if self.load(job.id) is None and (holder is None or holder["job"] == job.id):
                 # Two first deliveries at once conflict without either having won yet: let the queue bring it again.
                 raise Raced(f"{job.id} is being accepted by another delivery") from error
             return False
@@ -97,6 +111,9 @@ class JobTable:
 
     def request(self, job_id: str) -> Mapping[str, Any] | None:
         return self._get(self.jobs, _key(f"JOB#{job_id}", "REQUEST"))
+
+    def holder(self, identity: str) -> Mapping[str, Any] | None:
+        return self._get(self.jobs, _identity_key(identity))
 
     def accepted_body(self, job_id: str) -> str:
         """Return the body of the accepted request. Raises UnknownJob."""
@@ -417,6 +434,8 @@ class JobTable:
         for item in self._query(self.jobs, "pk = :pk", {":pk": f"JOB#{job_id}"}):
             if item["sk"] == "REQUEST":
                 self._expire(self.jobs, _key(item["pk"], item["sk"]), at and at + TTL_LAG_S)
+                if item.get("identity"):
+                    self._expire(self.jobs, _identity_key(item["identity"]), at and at + TTL_LAG_S)
             elif item["sk"] != "ROW":
                 self._expire(self.jobs, _key(item["pk"], item["sk"]), at)
         for table, key in self._elsewhere(job_id):
@@ -651,6 +670,10 @@ def _clipped(value: Any) -> Any:
 
 def _key(pk: str, sk: str) -> dict[str, str]:
     return {"pk": pk, "sk": sk}
+
+
+def _identity_key(identity: str) -> dict[str, str]:
+    return _key(f"IDENTITY#{identity}", "JOB")
 
 
 def _pool_key(pool: Pool) -> dict[str, str]:

@@ -30,7 +30,7 @@ def take_in(body: str, ports: Ports, *, bucket: str | None = None) -> Taken:
     What was accepted once stays accepted: a second delivery is not judged again by what AWS offers by then.
     """
     order = read_order(body, templates=ports.store, files=ports.request_files, now=ports.clock(), bucket=bucket)
-    if _known(order.job, order.request, ports.store):
+    if accepted_before(order.job, order.request, ports.store):
         return Taken(order.job, None)
     made = plan_for(order, ports.catalogue, now=ports.clock())
     if made.refusal is not None:
@@ -54,12 +54,23 @@ def accept(job: Job, request: Mapping[str, Any], spec: JobSpec, *, store: JobSto
     """
     if store.create(_sized(job, request), request, spec):
         return True
-    _known(job, request, store)
+    accepted_before(job, request, store)
     return False
 
 
-def _known(job: Job, request: Mapping[str, Any], store: JobStore) -> bool:
-    """Return whether the same request was accepted before. Raises Rejected when another one was."""
+def accepted_before(job: Job, request: Mapping[str, Any], store: JobStore) -> bool:
+    """Return whether the same request was accepted before. Raises Rejected when another one was, with the way out.
+
+    A job's id is made of its name too, so another name under one dedup_id is looked for by the identity itself.
+    """
+    identity = request.get("identity")
+    holder = store.holder(identity) if identity else None
+    if holder is not None and holder["job"] != job.id:
+        raise Rejected(
+            "identity_conflict",
+            f"dedup_id was used before for {holder['job']}, under the name {holder['name']!r}; send the same request "
+            "under that name, or another one under a new dedup_id",
+        )
     known = store.request(job.id)
     if known is None:
         return False

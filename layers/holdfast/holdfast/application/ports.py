@@ -47,10 +47,16 @@ class OwnedTemplate:
 
 class JobStore(Protocol):
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
-        """Write row, request, spec and first orders in one transaction; False when the job exists."""
+        """Write row, request, spec and first orders in one transaction; False when the job exists.
+
+        False too when another job was accepted under the `identity` of the request, where it has one.
+        """
 
     def request(self, job_id: str) -> Mapping[str, Any] | None:
-        """Return {body, body_sha256} of the accepted request."""
+        """Return {body, body_sha256} of the accepted request, and its `identity` where it came with a dedup_id."""
+
+    def holder(self, identity: str) -> Mapping[str, Any] | None:
+        """Return {job, name} of the job that was accepted under this identity, read strongly."""
 
     def put_template(self, template: Mapping[str, Any]) -> bool:
         """Keep {name, version, body}; False when it was there. Raises Rejected when the version has another body."""

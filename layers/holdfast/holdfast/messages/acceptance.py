@@ -11,7 +11,15 @@ from holdfast.domain.job import Job
 from holdfast.domain.locations import split_uri, team_key
 from holdfast.domain.placement import Candidate, candidates
 from holdfast.domain.plan import Plan
-from holdfast.messages.job_request import JobRequest, body_sha256, canonical_body, job_id, node_spec, read_request
+from holdfast.messages.job_request import (
+    JobRequest,
+    body_sha256,
+    canonical_body,
+    job_id,
+    node_spec,
+    read_request,
+    request_identity,
+)
 from holdfast.messages.plan_facts import plan_data
 from job_contract.checkpoint_layout import job_prefix
 from job_contract.spec import JobSpec
@@ -60,6 +68,8 @@ def acceptance_of(request: JobRequest, *, now: float, bucket: str | None = None)
         finish_by_at=request.limits.finish_by_at,
     )
     stored = {"body": canonical_body(request).decode(), "body_sha256": body_sha256(request)}
+    if request.dedup_id is not None:
+        stored["identity"] = request_identity(request)
     return Acceptance(job, stored, spec, request)
 
 
