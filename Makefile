@@ -50,7 +50,7 @@ up: $(READY) ## keep an embedded cloud running, and say how to use it
 down: $(READY) ## end it
 	@$(BIN)/python -m local.down
 
-bench: $(READY) ## one benchmark: make bench BENCH=exactness|crash-points
+bench: $(READY) ## one benchmark: make bench BENCH=name; without a name it lists them
 	@test -n "$(BENCH)" || { echo "which? BENCH=$$(ls bench/*.py | xargs -n1 basename -s .py | grep -Ev "table|altered" | tr _ - | paste -sd'|')"; exit 2; }
 	@$(BIN)/python -m bench.$(subst -,_,$(BENCH))
 

@@ -51,7 +51,6 @@ class Cloud:
         image_root: str = "",
         boot_delay_s: float = 0.3,
         stop_grace_s: float = 2.0,
-        visible_delay_s: float = 0.0,
         schedule_factor: float = 1.0,
         alarm_period_factor: float = 1.0,
         async_retry_s: float = 1.0,
@@ -82,7 +81,6 @@ class Cloud:
             image_root=image_root,
             boot_delay_s=boot_delay_s,
             stop_grace_s=stop_grace_s,
-            visible_delay_s=visible_delay_s,
             schedule_factor=schedule_factor,
             alarm_period_factor=alarm_period_factor,
             warm_environments=warm_environments,
@@ -239,10 +237,6 @@ class Cloud:
     def slow_uploads(self, keys: str, seconds: float) -> None:
         """From now on each object whose key is like `keys` (*.distcp) takes so long to put; 0 ends it."""
         self._control("slow_uploads", keys=keys, seconds=seconds)
-
-    def set_visible_delay(self, seconds: float) -> None:
-        """DescribeInstances by id says InvalidInstanceID.NotFound so long after a launch."""
-        self._control("visible_delay", seconds=seconds)
 
     def emit(self, source: str, detail_type: str, detail: dict, resources: list[str] | None = None) -> float:
         """Any event, of aws.health for instance, is on the default bus; the epoch time it went out."""

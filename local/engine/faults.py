@@ -23,7 +23,6 @@ class Faults:
             "kill": nodes.kill,
             "mute": self.mute,
             "set_capacity": self.set_capacity,
-            "visible_delay": self.visible_delay,
             "instances": self.instances,
             "emit": events.put,
         }
@@ -58,10 +57,6 @@ class Faults:
     def upload_delay_s(self, path: str) -> float:
         """How long the put of the object at this path is to take."""
         return max((seconds for keys, seconds in self._slow_keys.items() if fnmatchcase(path, keys)), default=0.0)
-
-    def visible_delay(self, seconds: float) -> None:
-        """DescribeInstances shows an instance so late after its launch."""
-        self._nodes.capacity.visible_delay_s = seconds
 
     def instances(self) -> list[dict]:
         with self._nodes.lock:

@@ -75,7 +75,7 @@ def assemble(settings: Settings):
 
     root, forker, muted_kinds = settings.root_path, Forker(), set()
     source = events.EventSource(Journal(root / "events.jsonl"))
-    nodes = Nodes(settings, Capacity(visible_delay_s=settings.visible_delay_s), source, forker)
+    nodes = Nodes(settings, Capacity(), source, forker)
     lambda_ric.apply(settings, forker)
     async_invoke.apply()
     schedules.apply(settings.schedule_factor)

@@ -22,7 +22,6 @@ class Settings:
     image_root: str = ""
     boot_delay_s: float = 0.3
     stop_grace_s: float = 2.0
-    visible_delay_s: float = 0.0
     schedule_factor: float = 1.0
     alarm_period_factor: float = 1.0
     warm_environments: int = 14
