@@ -12,7 +12,7 @@ from holdfast_cli.stack import Sight, Stack
 StackName = Annotated[str, typer.Option("--stack", envvar="HOLDFAST_STACK", help="The CloudFormation stack.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as submit printed it.")]
-By = Annotated[str | None, typer.Option("--by", envvar="USER", help="Who asks; stands in the job's history.")]
+By = Annotated[str | None, typer.Option("--by", envvar="USER", help="Who asks; stands in the history.")]
 
 
 def known(target: Stack, job: str) -> Sight:
