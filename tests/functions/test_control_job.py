@@ -11,6 +11,7 @@ from holdfast.domain.ledger import Quota, Quotas
 from tests import builders as b
 from tests.functions.scenes import (
     JOB,
+    REQUESTS,
     breaks,
     delivered,
     fails,
@@ -82,6 +83,25 @@ def test_a_quota_is_set_and_cleared_by_message_and_its_change_written_down(world
     assert table().quotas() == Quotas()
     assert [(one.by, one.after.gpus) for one in table().quota_changes()] == [("ops", 64), ("", None)]
     assert world.results == []
+
+
+def test_a_quota_that_is_raised_starts_what_waited_for_it_without_a_tick(world: World) -> None:
+    def asked(**wish: Any) -> None:
+        body = {"schema": "holdfast.control/1", "action": "quota", "team": "research", **wish}
+        world.send("ControlQueue", json.dumps(body))
+        world.agenda.run(for_s=10)
+
+    asked(nodes=1)
+    world.call("AcceptRequest", records(REQUESTS, 0))
+    world.agenda.run(for_s=10)
+    waiting = job_now().waiting
+    assert waiting is not None
+    assert (waiting.code, waiting.unblock) == (
+        "over_team_quota",
+        "ask for fewer nodes; or a higher quota: holdfast quota set --team research --nodes N",
+    )
+    asked(nodes=2)
+    assert job_now().attempt == 1
 
 
 def test_a_quota_that_makes_no_sense_is_answered_on_the_result_queue(world: World) -> None:
