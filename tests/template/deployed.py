@@ -30,6 +30,7 @@ DOORS = [
     "on_instance_state_change",
     "on_attempt_ended",
     "publish_changes",
+    "write_report",
     "sweep",
 ]
 

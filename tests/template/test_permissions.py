@@ -7,7 +7,7 @@ import deployed
 import pytest
 
 ROLES = deployed.resources("AWS::IAM::Role")
-RECORDERS = set(deployed.DOORS) - {"publish_changes"}
+RECORDERS = set(deployed.DOORS) - {"publish_changes", "write_report"}
 WARN_POOLS = {"on_spot_interruption", "on_capacity_block_event", "on_bid_evicted", "on_node_report"}
 
 # Actions for which AWS knows no narrower resource than "*".
@@ -131,7 +131,7 @@ ENDERS = {
         ("iam:PassRole", {"launch_fleet"}),
         ("ec2:TerminateInstances", ENDERS),
         ("states:StartExecution", {"dispatch_queue", "sweep"}),
-        ("dynamodb:Query", {"dispatch_queue", "sweep", "publish_changes", *WARN_POOLS}),
+        ("dynamodb:Query", {"dispatch_queue", "sweep", "publish_changes", "write_report", *WARN_POOLS}),
         ("dynamodb:PutItem", RECORDERS),
         ("states:SendTaskSuccess", RECORDERS - {"accept_request"}),
         ("ec2:CreateLaunchTemplate", {"launch_fleet"}),
@@ -140,7 +140,7 @@ ENDERS = {
         ("ec2:DeletePlacementGroup", {"sweep"}),
         ("ec2:GetConsoleOutput", ENDERS),
         ("events:PutEvents", {"publish_changes"}),
-        ("s3:PutObject", {"launch_fleet"}),
+        ("s3:PutObject", {"launch_fleet", "write_report"}),
         ("s3:DeleteObject", set()),
         ("dynamodb:Scan", set()),
     ],

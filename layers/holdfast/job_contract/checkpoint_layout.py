@@ -23,6 +23,7 @@ from job_contract.version import ContractError, canonical_json, decode, encode
 SAVE_NAME = re.compile(r"step-(\d{8})\.a(\d{4,})\.s(\d{2,})")
 HEAD_FILE = "head.json"
 MANIFEST_FILE = "manifest.json"
+METRICS_FOLDER = "metrics"
 
 
 class Damaged(ContractError):
@@ -70,6 +71,11 @@ def manifest_key(prefix: str, save: str) -> str:
 
 def part_key(prefix: str, save: str, node_rank: int) -> str:
     return file_key(prefix, save, f"parts/node-{node_rank}.json")
+
+
+def metrics_key(prefix: str, attempt: int) -> str:
+    """Return where the metrics of an attempt lie: one JSON line a step, thinned where there are many."""
+    return f"{prefix}/{METRICS_FOLDER}/attempt-{attempt:04d}.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,9 @@ class JobStore(Protocol):
     def load(self, job_id: str) -> Job | None:
         """Return the row, read strongly."""
 
+    def history(self, job_id: str) -> list[dict[str, Any]]:
+        """Return what happened to the job, oldest first."""
+
     def load_all(self, job_ids: Iterable[str]) -> list[Job]:
         """Return the rows that exist, read strongly, in any order."""
 
@@ -271,6 +274,14 @@ class RequestFiles(Protocol):
         """Return an object of a bucket that requests may lie in. Raises Rejected, for one that is too large also."""
 
 
+class Reports(Protocol):
+    def metrics(self, prefix: str) -> Iterable[Mapping[str, Any]]:
+        """Return the lines that the job's nodes brought out: step, attempt, loss, tokens, seconds, at."""
+
+    def put(self, key: str, kind: str, body: bytes) -> None:
+        """The object is in the job's bucket, with this content type."""
+
+
 class Ports(Protocol):
     """The whole world of the application; each port is made when first asked for."""
 
@@ -286,6 +297,8 @@ class Ports(Protocol):
     def catalogue(self) -> Catalogue: ...
     @property
     def request_files(self) -> RequestFiles: ...
+    @property
+    def reports(self) -> Reports: ...
     @property
     def outbox(self) -> Outbox: ...
     @property

@@ -14,6 +14,7 @@ from holdfast.adapters.checkpoints_s3 import S3Checkpoints
 from holdfast.adapters.fleets_ec2 import Ec2Fleets
 from holdfast.adapters.job_table import JobTable
 from holdfast.adapters.outbox import AwsOutbox
+from holdfast.adapters.reports_s3 import S3Reports
 from holdfast.adapters.request_files_s3 import S3RequestFiles
 from holdfast.adapters.workflow_sfn import StepFunctions
 from holdfast.runtime.settings import settings
@@ -68,6 +69,10 @@ class Supervisor:
     @cached_property
     def request_files(self) -> S3RequestFiles:
         return S3RequestFiles(self.client("s3"), buckets=settings().request_buckets, owner=settings().account)
+
+    @cached_property
+    def reports(self) -> S3Reports:
+        return S3Reports(self.client("s3"), bucket=settings().bucket)
 
     @property
     def bucket(self) -> str:

@@ -1,0 +1,123 @@
+"""What a run has done, as one document (holdfast.report/1): progress, interruptions, saves, attempts, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from holdfast.domain.job import Job
+from job_contract.checkpoint_layout import parse_save_name
+
+SCHEMA = "holdfast.report/1"
+MOST_POINTS = 500
+"""Points of each curve; more would not be seen on a page."""
+
+INTERRUPTIONS = frozenset({"interruption_noticed", "fleet_lost", "failed", "move_planned"})
+STARTS = {"attempt_started": "started_at", "fleet_bought": "bought_at", "all_ready": "ready_at"}
+
+History = Sequence[Mapping[str, Any]]
+
+
+def run_report(job: Job, history: History, metrics: Iterable[Mapping[str, Any]], *, steps: int) -> dict[str, Any]:
+    """Return the report of a job from its row, its history (oldest first) and its ranks' metrics, in any order.
+
+    Times are seconds since 1970 (UTC). `curve` holds at most MOST_POINTS points of the steps that count: where a step
+    was trained twice, the later training. `goodput` is the share of the time since submission in which steps were
+    made that count.
+    """
+    lines = counted(metrics)
+    ended_at = job.ended_at or job.phase_at
+    useful_s = sum(line["seconds"] for line in lines)
+    elapsed_s = ended_at - job.submitted_at
+    return {
+        "schema": SCHEMA,
+        "job": job.id,
+        "name": job.name,
+        "team": job.team,
+        "phase": job.phase.value,
+        "reason": job.reason,
+        "step": job.step,
+        "steps": steps,
+        "submitted_at": job.submitted_at,
+        "ended_at": ended_at,
+        "attempts": attempts(history),
+        "interruptions": [interruption(one) for one in history if one["kind"] in INTERRUPTIONS],
+        "checkpoints": checkpoints(history),
+        "lost_steps": job.lost_steps,
+        "node_seconds": job.node_seconds,
+        "trained_s": job.trained_s,
+        "goodput": round(useful_s / elapsed_s, 4) if lines and elapsed_s > 0 else None,
+        "tokens": sum(line.get("tokens", 0) for line in lines),
+        "curve": [point(line) for line in thinned(lines, MOST_POINTS)],
+        "evaluations": [
+            {"step": line["step"], "loss": line["evaluation_loss"]} for line in lines if "evaluation_loss" in line
+        ],
+    }
+
+
+def counted(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return one line a step, by step: of a step that was trained again after a loss, the newest."""
+    newest: dict[int, Mapping[str, Any]] = {}
+    for line in metrics:
+        known = newest.get(line["step"])
+        if known is None or (line["attempt"], line["at"]) >= (known["attempt"], known["at"]):
+            newest[line["step"]] = line
+    return [newest[step] for step in sorted(newest)]
+
+
+def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """Return at most `most` of the lines, evenly spread, the first and the last among them."""
+    if len(lines) <= most:
+        return list(lines)
+    return [lines[round(place * (len(lines) - 1) / (most - 1))] for place in range(most)]
+
+
+def point(line: Mapping[str, Any]) -> dict[str, Any]:
+    seconds = line["seconds"]
+    return {
+        "step": line["step"],
+        "attempt": line["attempt"],
+        "at": line["at"],
+        "loss": line["loss"] if isfinite(line["loss"]) else None,
+        "tokens_per_s": round(line.get("tokens", 0) / seconds, 1) if seconds else None,
+    }
+
+
+def attempts(history: History) -> list[dict[str, Any]]:
+    """Return what each attempt was: when it started, had its machines, trained and ended, where, and why it ended."""
+    found: dict[int, dict[str, Any]] = {}
+    for one in history:
+        if one["attempt"] < 1:
+            continue
+        this = found.setdefault(one["attempt"], {"attempt": one["attempt"]})
+        detail = one["detail"]
+        if field := STARTS.get(one["kind"]):
+            this[field] = one["at"]
+        if one["kind"] == "fleet_bought":
+            this |= {name: detail[name] for name in ("instance_type", "zone", "market", "nodes") if name in detail}
+        elif one["kind"] == "training_started":
+            this |= {"trains_at": one["at"], "from_step": detail.get("step", 0)}
+        elif one["kind"] == "attempt_closed":
+            this |= {"closed_at": one["at"], "why": one["cause"]}
+    return list(found.values())
+
+
+def interruption(one: Mapping[str, Any]) -> dict[str, Any]:
+    detail = one["detail"]
+    what = detail.get("reason") or detail.get("failure") or one["cause"]
+    return {"at": one["at"], "attempt": one["attempt"], "kind": one["kind"], "cause": one["cause"], "what": what}
+
+
+def checkpoints(history: History) -> list[dict[str, Any]]:
+    """Return the committed saves, oldest first, each once although several nodes may have told of it."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in history:
+        if one["kind"] != "checkpoint_saved":
+            continue
+        save = one["detail"]["pointer"]["save"]
+        known = found.setdefault(
+            save, {"save": save, "step": parse_save_name(save).step, "at": one["at"], "attempt": one["attempt"]}
+        )
+        known["final"] = known.get("final", False) or bool(one["detail"].get("final"))
+    return list(found.values())
