@@ -60,3 +60,9 @@ def test_a_gang_in_two_zones_or_of_two_types_is_refused_with_its_own_sentence() 
     nodes = [replace(NODE, ready=READY), replace(NODE, ready=replace(READY, instance_type="c7i.xlarge"))]
     assert "2 types" in str(gate.refusal(nodes))
     assert gate.refusal([replace(NODE, ready=READY)] * 2) is None
+
+
+def test_a_member_of_a_closed_attempt_was_brought_by_a_launch_that_came_too_late() -> None:
+    assert suspect(INSTANCE, NODE, None, NOW, closed=NODE.attempt - 1) is None
+    assert suspect(INSTANCE, NODE, None, NOW, closed=NODE.attempt)
+    assert suspect(INSTANCE, replace(NODE, state=Ownership.HELD, until=NOW), None, NOW, closed=NODE.attempt) is None

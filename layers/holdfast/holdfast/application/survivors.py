@@ -15,7 +15,7 @@ from holdfast.domain import recovery
 from holdfast.domain.events import CapacityRefused, FleetBought, FleetIntended, SurvivorsHeld
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent, Node, Ownership
-from holdfast.domain.phase import Intent, Phase
+from holdfast.domain.phase import ALIVE, Intent, Phase
 from holdfast.domain.placement import Candidate
 from holdfast.domain.purchase import Bought, Part, Purchase
 from job_contract.orders import ResumeFrom
@@ -63,7 +63,7 @@ def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Miss
     if told.fleet != fleet:
         ports.store.open_intent(intent.withdrawn(now))
         return "withdrawn"
-    if not told.attempt_open or told.phase is not Phase.LAUNCHING:
+    if not (told.attempt_open and told.phase is Phase.LAUNCHING and told.intent is Intent.RUN):
         return "withdrawn"
     if leaving:
         # Under notice while held: at work until AWS takes it, and no part of the next gang.
@@ -93,7 +93,12 @@ def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Miss
         market=job.pool.market,
         nodes=len(members),
     )
-    record(whole, job.id, ports)
+    told = record(whole, job.id, ports)
+    if told.attempt != attempt or not told.attempt_open or told.phase not in ALIVE:
+        # The attempt ended while EC2 answered: whoever released its machines may not have seen these.
+        ports.store.mark_ending(members, job.id, ports.clock())
+        ports.fleets.terminate(members)
+        return "withdrawn"
     return "launched"
 
 

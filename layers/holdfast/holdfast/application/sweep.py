@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 from holdfast.application.account import repair_ledger
@@ -158,25 +159,35 @@ class Sweep:
             return self.ports.clock() - bought_at < START_GRACE_S
         return instance.live
 
-    def _over(self, intent: FleetIntent) -> bool:
-        """True when the attempt that opened the intent is closed."""
-        job = self.ports.store.load(intent.job)
-        return job is None or job.attempt != intent.attempt or not job.attempt_open
-
     def _orphans(self) -> list[Finding]:
-        listed = self.ports.fleets.of_stack()
-        now = self.ports.clock()
-        ended = []
-        for instance in listed:
-            # The intent first: it is closed after its machines are owned, so a closed one has told all owners.
-            intent = self.ports.store.intent(instance.fleet) if instance.fleet else None
-            node = self.ports.store.node(instance.id)
-            if intent is not None and intent.closed_at is None and self._over(intent):
+        """All are judged before the first is ended, so a read that fails ends nobody."""
+        now, listed = self.ports.clock(), self.ports.fleets.of_stack()
+        intent_of, job_of = cache(self.ports.store.intent), cache(self.ports.store.load)
+
+        def why_orphan(instance: Instance) -> str | None:
+            if not instance.live:
+                return None
+            # The owner is read last: an intent is closed after its machines are owned, an attempt after they are ending
+            # or held.
+            intent = intent_of(instance.fleet) if instance.fleet else None
+            if intent is not None and intent.closed_at is None and _over(intent, job_of(intent.job)):
                 # A crash came between the intent and the row, so no release knew of it: it protects nothing any more.
                 intent = intent.withdrawn(now)
-            why = suspect(instance, node, intent, now)
+            job = job_of(instance.job) if instance.job else None
+            node = self.ports.store.node(instance.id)
+            closed = job.attempt - job.attempt_open if job and node and node.job == job.id else 0
+            return suspect(instance, node, intent, now, closed=closed)
+
+        found = [(instance, why_orphan(instance)) for instance in listed]
+        ended = []
+        for instance, why in found:
             if why is None or (not self.dry_run and self.ports.store.suspected(instance.id, now) is None):
                 continue
             self.ports.fleets.terminate([instance.id])
             ended.append(Finding(f"orphan instance: {why}", instance.id, "terminated", orphan=instance))
         return ended
+
+
+def _over(intent: FleetIntent, job: Job | None) -> bool:
+    """True when the attempt that opened the intent is closed."""
+    return job is None or job.attempt != intent.attempt or not job.attempt_open

@@ -1,7 +1,7 @@
 """Who owns an instance: intended -> member -> held -> ending. Every instance has an owner item at every moment.
 
-An orphan is seen in EC2 and then, by a strong read made after the listing, has no owner, no open intent for its
-fleet, is older than the grace, and all that in two sweeps running.
+An orphan is seen in EC2 and then, by strong reads made after the listing, has no owner or one whose time is over, no
+open intent for its fleet, is older than the grace, and all that in two sweeps running.
 """
 
 from __future__ import annotations
@@ -115,14 +115,22 @@ class Instance:
         return self.state not in GONE
 
 
-def suspect(instance: Instance, node: Node | None, intent: FleetIntent | None, now: float) -> str | None:
-    """Return why the instance looks like nobody's, None when it is owned or too young to say."""
+def suspect(
+    instance: Instance, node: Node | None, intent: FleetIntent | None, now: float, *, closed: int = 0
+) -> str | None:
+    """Return why the instance looks like nobody's, None when it is owned or too young to say.
+
+    `closed` is the newest attempt of its job that was closed when `node` was read: by then every member of it was
+    ending or held, so one that still is a member was brought by a launch that the closing overtook.
+    """
     if not instance.live or now - instance.launched_at < ORPHAN_GRACE_S:
         return None
     if intent is not None and intent.closed_at is None:
         return None
     if node is None:
         return f"no owner; launched {round(now - instance.launched_at)} s ago"
+    if node.state is Ownership.MEMBER and node.attempt <= closed:
+        return f"was bought for attempt {node.attempt}, which is over"
     if node.state is Ownership.HELD and now - (node.until or 0.0) > ORPHAN_GRACE_S:
         return f"was held until {round(now - (node.until or 0.0))} s ago"
     if node.state is Ownership.ENDING and now - node.since_at > ORPHAN_GRACE_S:
