@@ -70,6 +70,7 @@ def test_another_body_under_a_used_identity_is_refused_before_any_plan() -> None
     with pytest.raises(Rejected) as caught:
         take_in(SAMPLE.replace('"priority": 50', '"priority": 51'), world)
     assert caught.value.code == "identity_conflict"
+    assert repr(json.loads(SAMPLE)["dedup_id"]) in caught.value.reason
 
 
 def test_another_name_under_a_used_dedup_id_is_refused_before_any_plan() -> None:

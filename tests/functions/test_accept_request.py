@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from bench.world.world import World
+from bench.world.world import BUCKET, World
+from holdfast.application.intake import take_in
+from holdfast.runtime.wiring import supervisor
 from tests import builders as b
-from tests.functions.scenes import JOB, REQUESTS, breaks, delivered, fails, failures, job_now, records, text
+from tests.functions.scenes import (
+    JOB,
+    REQUESTS,
+    breaks,
+    delivered,
+    fails,
+    failures,
+    holding,
+    job_now,
+    records,
+    stream,
+    text,
+)
 
 GOOD, BAD = 0, 1
 
@@ -67,3 +83,45 @@ def test_a_refusal_that_cannot_be_told_goes_back_to_the_queue(world: World) -> N
     breaks(world, "sqs", "SendMessage")
     batch = records(REQUESTS, GOOD, BAD)
     assert failures(world.call("AcceptRequest", batch)) == [batch["Records"][1]["messageId"]]
+
+
+# -- O-13 --------------------------------------------------------------------------------------------------------------
+
+
+def test_o13_a_request_delivered_again_and_again_is_one_job_and_one_execution(world: World) -> None:
+    """Twice at once, again while the execution runs, and again when the job has long been completed."""
+    world.call("AcceptRequest", records(REQUESTS, GOOD, GOOD))
+    waiting = stream(world, job_now())
+    for _ in range(2):
+        world.call("DispatchQueue", waiting)
+        assert failures(world.call("AcceptRequest", records(REQUESTS, GOOD))) == []
+    assert list(world.machine.executions) == [f"{JOB}-1"]
+    completed = holding(world, b.after(job_now(), b.training(), b.finished(), b.closed()))
+    assert failures(world.call("AcceptRequest", records(REQUESTS, GOOD, GOOD))) == []
+    world.call("DispatchQueue", waiting)
+    assert (job_now(), completed.phase, completed.over) == (completed, "completed", True)
+    assert (list(world.machine.executions), world.results) == ([f"{JOB}-1"], [])
+
+
+def test_o13_two_first_deliveries_at_once_have_one_winner(world: World) -> None:
+    """The other found nothing either when it looked; its transaction is refused, and it is acknowledged."""
+    batch = records(REQUESTS, GOOD)
+    body, rest = batch["Records"][0]["body"], [True]
+
+    def overtaken(name: str, params: Any) -> None:
+        if name == "TransactWriteItems" and rest and rest.pop():
+            assert take_in(body, supervisor(), bucket=BUCKET).plan is not None
+
+    world.wire.answers["dynamodb"] = overtaken
+    assert failures(world.call("AcceptRequest", batch)) == []
+    assert (rest, [(row["pk"], row["version"]) for row in world.rows()]) == ([], [(f"JOB#{JOB}", 1)])
+
+
+def test_o13_a_changed_body_under_a_used_dedup_id_is_refused_by_its_name(world: World) -> None:
+    world.call("AcceptRequest", records(REQUESTS, GOOD))
+    changed = {**b.sample("job-request.json"), "priority": 51}
+    world.call("AcceptRequest", delivered(REQUESTS, text(changed)))
+    [result] = world.results
+    assert result["code"] == "identity_conflict"
+    assert repr(changed["dedup_id"]) in result["reason"]
+    assert job_now().priority == 50

@@ -12,6 +12,7 @@ from tests.functions.scenes import (
     JOB,
     breaks,
     fails,
+    holding,
     job_now,
     orders_now,
     table,
@@ -117,3 +118,16 @@ def test_our_own_fault_raises_so_that_lambda_calls_again(world: World, door: str
     training(world)
     breaks(world, "dynamodb", "TransactWriteItems")
     assert fails(world, door, b.sample(name))
+
+
+@pytest.mark.parametrize("completed", [False, True], ids=["while the next attempt trains", "when it has completed"])
+def test_o13_the_late_failure_of_a_first_execution_overwrites_nothing(world: World, completed: bool) -> None:
+    job = training(world, attempt=2)
+    if completed:
+        holding(world, b.after(job, b.finished(2), b.closed(2)))
+    before = written(world)
+    world.call("OnAttemptEnded", b.sample("sfn-execution-failed.json"))
+    world.call("CloseAttempt", {"job": JOB, "attempt": 1})
+    world.call("ReleaseFleet", {"job": JOB, "attempt": 1})
+    assert written(world) == before
+    assert job_now().phase == ("completed" if completed else "running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,9 +78,14 @@ def accepted_before(job: Job, request: Mapping[str, Any], store: JobStore) -> bo
     if known["body_sha256"] != request["body_sha256"]:
         raise Rejected(
             "identity_conflict",
-            f"{job.id}: dedup_id was used before with another body; send the change under a new dedup_id",
+            f"{job.id}: dedup_id {_dedup_id(request)!r} was used before with another body; send the change under a new "
+            "dedup_id",
         )
     return True
+
+
+def _dedup_id(request: Mapping[str, Any]) -> Any:
+    return json.loads(request["body"]).get("dedup_id")
 
 
 def _sized(job: Job, request: Mapping[str, Any]) -> Job:
