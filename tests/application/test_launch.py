@@ -196,6 +196,28 @@ def test_time_that_runs_out_is_asked_for_again_and_nothing_is_asked_twice(ports:
     assert ports.fleets.calls == [f"{JOB}-1-0", f"{JOB}-1-1", f"{JOB}-1-2"]
 
 
+def test_o14_a_launch_whose_time_runs_out_again_and_again_makes_a_call_each_turn_and_then_waits_elsewhere(
+    ports: FakePorts,
+) -> None:
+    """The run machine goes round only so often: a job makes so many calls an hour, then the attempt ends."""
+    ports.holding(replace(job(ports), wait_s=10**9))
+    ports.fleets.short = 0
+    usual = ports.fleets.buy
+
+    def slow(purchase: Purchase) -> Bought:
+        ports.clock.step(55)
+        return usual(purchase)
+
+    ports.fleets.buy = slow  # type: ignore[method-assign]
+    asked = wanted(*(f"t{number}.large" for number in range(100)))
+    turns = 1
+    while launch(ports, asked, time_left_s=120) == "again":
+        assert len(ports.fleets.calls) >= turns
+        turns += 1
+    assert 1 < turns <= CALLS_AN_HOUR
+    assert (job(ports).phase, job(ports).failure) == (Phase.RESUMING, "capacity")
+
+
 # -- what EC2 refuses --------------------------------------------------------------------------------------------------
 
 

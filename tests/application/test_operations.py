@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 from holdfast.application import dry_run
 from holdfast.application import ports as promises
+from holdfast.application.dispatch import dispatch
 from holdfast.application.launch import Launch
 from holdfast.application.news import remember
 from holdfast.application.node_reports import NodeReports
-from holdfast.application.release import close_attempt
-from holdfast.application.sweep import Sweep
+from holdfast.application.notices import interrupted
+from holdfast.application.record import record
+from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.sweep import START_GRACE_S, Sweep
 from holdfast.application.vitals import interval_s
 from holdfast.domain.errors import IllegalTransition, Raced, Unavailable
 from holdfast.domain.events import LimitsExtended, RetryRequested
@@ -207,7 +211,7 @@ def test_an_order_that_no_node_has_heard_for_a_minute_is_measured(ports: FakePor
     assert "OrdersNotHeard" not in vitals(ports)
 
 
-def test_a_fleet_of_which_no_node_checks_in_is_silent(ports: FakePorts) -> None:
+def test_o15_a_fleet_of_which_no_node_checks_in_is_measured_as_silent(ports: FakePorts) -> None:
     job = ports.holding(b.after(b.a_job(), b.started(), b.intended(), b.bought()))
     ports.owning(job, b.LEADER, b.OTHER)
     ports.workflow.executions[f"{job.id}-1"] = "RUNNING"
@@ -218,7 +222,7 @@ def test_a_fleet_of_which_no_node_checks_in_is_silent(ports: FakePorts) -> None:
     assert vitals(ports) == {}
 
 
-def test_a_training_fleet_that_stops_reporting_is_silent(ports: FakePorts) -> None:
+def test_o15_a_training_fleet_that_stops_reporting_is_measured_as_silent(ports: FakePorts) -> None:
     training(ports, report_s=300)
     hears(ports, 5)
     ports.clock.step(14 * MINUTE)
@@ -303,6 +307,49 @@ def test_o10_what_a_state_of_the_run_machine_gets_and_gives_is_under_1_kb_whatev
     machine = json.loads((b.ROOT / "statemachines" / "run_attempt.asl.json").read_text())
     steps = [state["Parameters"]["Payload"] for state in machine["States"].values() if "Parameters" in state]
     assert {name.removesuffix(".$") for step in steps for name in step} == {"job", "attempt", "wait", "again", "token"}
+
+
+def test_o14_a_job_of_14_days_with_40_interruptions_is_41_executions_and_loses_nothing(ports: FakePorts) -> None:
+    """Every recovery hands the job to a new execution; every third start dies before it, and the sweep repeats it."""
+    days, interruptions = 14, 40
+    job = ports.holding(b.a_job(run_s=days * 2 * 86_400, wait_s=60, report_s=10**7))
+    asked = [Candidate(instance_type="c7i.large", market="spot", nodes=2)]
+    usual = ports.workflow.start
+
+    def dies(job_id: str, attempt: int) -> None:
+        if attempt % 3 == 0 and ports.clock() == started_at:
+            raise Unavailable("injected")
+        usual(job_id, attempt)
+
+    ports.workflow.start = dies  # type: ignore[method-assign]
+    for attempt in range(1, interruptions + 2):
+        started_at = ports.clock()
+        with suppress(Unavailable):
+            dispatch(ports)
+        ports.clock.step(START_GRACE_S)
+        Sweep(ports).run()
+        assert ports.workflow.status(job.id, attempt) == "RUNNING"
+        answer = Launch(ports).run(job.id, attempt, candidates=asked, prefix="p", time_left_s=120)
+        row, head = ports.store.rows[job.id], ports.checkpoints.heads["p"]
+        assert (answer["outcome"], row.attempt) == ("launched", attempt)
+        assert (row.resume_from and row.resume_from.save) == head.save
+        at = {"at": ports.clock()}
+        record(replace(b.ready(attempt), **at), job.id, ports)
+        record(replace(b.training(attempt, attempt), **at), job.id, ports)
+        ports.clock.step(days * 86_400 / (interruptions + 1))
+        if attempt <= interruptions:
+            interrupted(ports.fleets.live[-1], ports, deadline_at=ports.clock() + 120)
+            save = b.saved(100 * attempt, attempt, final=True)
+            ports.checkpoints.heads["p"] = replace(head, save=save.pointer.save, manifest_sha256="0" * 64)
+            record(replace(save, at=ports.clock()), job.id, ports)
+        else:
+            record(replace(b.finished(attempt, 5_000), at=ports.clock()), job.id, ports)
+        release_fleet(job.id, attempt, ports)
+        after = close_attempt(job.id, attempt, ports)
+        ports.workflow.executions[f"{job.id}-{attempt}"] = "SUCCEEDED"
+    assert (after.phase, after.attempt, after.interruptions, after.lost_steps) == (Phase.COMPLETED, 41, 40, 0)
+    assert (after.charged, after.durable_step) == ({}, 100 * interruptions)
+    assert len(ports.workflow.executions) == interruptions + 1
 
 
 def test_the_limits_of_an_ended_job_can_be_extended_for_its_next_try(ports: FakePorts) -> None:

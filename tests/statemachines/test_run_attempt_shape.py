@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from statelint.linter import Linter
 
+from holdfast.application.launch import READY_WAIT_S
+from holdfast.domain.notices import checkpoint_wait_s
+from holdfast.domain.obligations import answer_for
+from holdfast.domain.placement import CALLS_AN_HOUR
+from holdfast.messages.job_request import Limits
 from job_contract.orders import Wait
 from local.deploy import load
+from tests import builders as b
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "statemachines" / "run_attempt.asl.json").read_text()
@@ -149,3 +155,85 @@ def test_a_choice_tests_one_string_made_by_one_function():
         for rule in state.get("Choices", []):
             assert set(rule) == {"Variable", "StringEquals", "Next"}
         assert len({rule["Variable"] for rule in state.get("Choices", [])}) <= 1
+
+
+# -- O-14 --------------------------------------------------------------------------------------------------------------
+
+HISTORY_EVENTS = 25_000
+"""Events that one execution of a standard workflow may have; then it fails."""
+
+A_TRY = 4
+"""Scheduled, started, submitted (where a token is waited for), and how it ended. A heartbeat is no event."""
+
+
+def most_events(state: dict) -> int:
+    """History events of one visit of a state, every retry that it may make counted in."""
+    if state["Type"] == "Choice":
+        return 2
+    return 2 + A_TRY * (1 + sum(retrier["MaxAttempts"] for retrier in state["Retry"]))
+
+
+def turns_back() -> set[tuple[str, str]]:
+    """Arcs that close a circle: a depth-first walk meets a state that it is still inside of."""
+    found, done = set(), set()
+
+    def walk(name: str, inside: tuple[str, ...]) -> None:
+        for arc in ways_out(STATES[name]):
+            if arc in (*inside, name):
+                found.add((name, arc))
+            elif arc not in done:
+                walk(arc, (*inside, name))
+        done.add(name)
+
+    walk(MACHINE["StartAt"], ())
+    return found
+
+
+def test_o14_an_execution_never_polls_so_its_history_does_not_grow_with_the_jobs_length() -> None:
+    """An attempt is one execution and waits on tokens: each interruption hands the job over to a new execution.
+
+    So 14 days with 40 interruptions are 41 histories, and the longest that one can get is what its states may bring at
+    worst. The one circle is a launch whose time ran out, and a job makes a bounded number of calls before it waits
+    outside of any execution (test_launch.py holds it to one turn a call).
+    """
+    assert turns_back() == {("Fleet bought?", "Launch fleet")}
+    once = sum(most_events(state) for state in STATES.values())
+    turn = most_events(STATES["Launch fleet"]) + most_events(STATES["Fleet bought?"])
+    assert 2 + once + CALLS_AN_HOUR * turn < 20_000 < HISTORY_EVENTS
+    assert not [name for name, state in STATES.items() if state["Type"] in ("Wait", "Map", "Parallel")]
+
+
+def test_o14_a_run_may_last_as_long_as_any_job_may_train() -> None:
+    [longest] = [rule.le for rule in Limits.model_fields["run_s"].metadata if hasattr(rule, "le")]
+    assert MACHINE["TimeoutSeconds"] >= longest
+
+
+# -- O-15 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_o15_a_wait_has_a_deadline_and_where_agents_are_at_work_a_heartbeat(name: str) -> None:
+    """Before the start order no agent is known to be there, and after the order to stop ranks end at different times:
+    those two waits have short deadlines instead, and what comes after either is the release.
+    """
+    state = WAITS[name]
+    assert "TimeoutSecondsPath" in state
+    assert ("HeartbeatSecondsPath" in state) == (state["Parameters"]["Payload"]["wait"] == "training")
+    expired = next(catch for catch in state["Catch"] if set(catch["ErrorEquals"]) & {"States.Timeout", "States.ALL"})
+    assert expired["Next"] == "Release fleet"
+    if "HeartbeatSecondsPath" in state:
+        silent = next(
+            catch for catch in state["Catch"] if set(catch["ErrorEquals"]) & {"States.HeartbeatTimeout", "States.ALL"}
+        )
+        assert silent["Next"] in ("Watch again", "Release fleet")
+
+
+def test_o15_two_silences_are_noticed_within_a_notice_and_no_other_wait_is_longer_than_a_quarter_of_an_hour() -> None:
+    job = b.a_running_job(run_s=86_400)
+    told = answer_for(job, Wait.READY, b.NOW)
+    assert told is not None
+    assert 2 * told["heartbeat_s"] < 120
+    assert told["run_s"] >= job.run_s
+    assert 0 < READY_WAIT_S <= 900
+    assert 0 < checkpoint_wait_s(b.after(job, b.noticed()), b.NOW) <= 900
+    assert 0 < checkpoint_wait_s(b.after(job, b.cancelled()), b.NOW) <= 900
