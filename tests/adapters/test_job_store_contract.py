@@ -217,6 +217,30 @@ def test_an_owner_is_written_once_and_what_a_node_reports_never_changes_it(store
     assert store.nodes(["i-1", "i-unknown"]) == [kept]
 
 
+def test_o11_ordinary_decimals_of_a_progress_report_come_back_as_they_were(client: Any) -> None:
+    table = a_table(client, "decimals")
+    node = Node(instance="i-1", job="j", fleet="j-1-0", attempt=1, since_at=b.NOW)
+    table.own([node])
+    for loss in (2.3841858e-07, 30.40, 1e-8, 1e-130, 1.7976931348623157e125, -0.1):
+        table.update_node(replace(node, step=3, loss=loss, tokens_per_s=30.40))
+        kept = table.node("i-1")
+        assert kept is not None
+        assert (kept.loss, kept.tokens_per_s) == (loss, 30.40)
+
+
+@pytest.mark.parametrize(("loss", "kept"), [(5e-324, 0.0), (1e-131, 0.0), (1e300, 9.9e125), (-1e300, -9.9e125)])
+def test_o11_a_bad_loss_that_the_table_cannot_hold_is_kept_as_the_nearest_that_it_can(
+    client: Any, loss: float, kept: float
+) -> None:
+    table = a_table(client, "bad-loss")
+    node = Node(instance="i-1", job="j", fleet="j-1-0", attempt=1, since_at=b.NOW)
+    table.own([node])
+    table.update_node(replace(node, step=3, loss=loss))
+    found = table.node("i-1")
+    assert found is not None
+    assert (found.step, found.loss) == (3, kept)
+
+
 def test_a_suspicion_is_remembered(store: JobStore) -> None:
     assert store.suspected("i-1", b.NOW) is None
     assert store.suspected("i-1", b.NOW + 60) == b.NOW

@@ -322,14 +322,19 @@ def test_the_save_after_the_last_step_does_not_end_the_attempt(ports: FakePorts)
     assert ports.store.rows[job.id].phase is Phase.RUNNING
 
 
-def test_a_loss_that_is_no_number_is_not_stored(ports: FakePorts) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_o11_a_loss_that_is_no_number_is_left_out_and_its_report_is_taken(ports: FakePorts, bad: float) -> None:
     job = ports.holding(b.a_running_job())
     ports.owning(job, b.LEADER)
-    report = reports.Progress(
-        job=job.id, attempt=1, instance=b.LEADER, at=b.NOW, step=3, loss=float("nan"), tokens_per_s=1.0
-    )
-    NodeReports(ports).take(report)
-    assert (ports.store.owners[b.LEADER].step, ports.store.owners[b.LEADER].loss) == (3, None)
+    for step, loss, speed in ((3, bad, 1.0), (4, 0.5, bad)):
+        report = reports.Progress(
+            job=job.id, attempt=1, instance=b.LEADER, at=b.NOW, step=step, loss=loss, tokens_per_s=speed
+        )
+        NodeReports(ports).take(report)
+        node = ports.store.owners[b.LEADER]
+        assert (node.step, node.loss, node.tokens_per_s) == (
+            step, None if loss is bad else loss, None if speed is bad else speed,
+        )  # fmt: skip
 
 
 # -- notices, release, close -------------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_variables_reach_the_spec_and_secrets_as_references_only() -> None:
     ["LD_LIBRARY_PATH", "PYTHONPATH", "AWS_SECRET_ACCESS_KEY", "HOLDFAST_BUCKET", "PATH", "path", "RANK", "MASTER_ADDR",
      "BASH_ENV", "IFS", "http_proxy", "GLIBC_TUNABLES"],
 )  # fmt: skip
-def test_variables_that_steer_loader_ranks_or_credentials_are_refused(name: str) -> None:
+def test_o25_variables_that_steer_loader_ranks_or_credentials_are_refused(name: str) -> None:
     for field, value in (("environment", "x"), ("secrets", "ssm:/x")):
         assert refused(sample(**{field: {name: value}})).code == "reserved_variable"
 
@@ -374,6 +374,14 @@ def test_o11_ordinary_decimals_reach_table_and_trainer_with_the_same_value() -> 
 )
 def test_o11_numbers_that_cannot_be_kept_exactly_are_refused_by_name(path: str, value: Any) -> None:
     assert path.replace("__", ".") in refused(sample(**{path: value})).reason
+
+
+@pytest.mark.parametrize("value", [1e-200, 5e-324, 1e-131])
+def test_o11_a_number_that_the_table_cannot_hold_is_refused_by_name(value: float) -> None:
+    rejected = refused(sample(training__weight_decay=value))
+    assert rejected.code == "bad_value"
+    assert f"training.weight_decay is {value}" in rejected.reason
+    assert "1e-130" in rejected.reason
 
 
 def test_o11_a_number_beyond_a_double_is_refused_by_name() -> None:

@@ -6,6 +6,8 @@ import re
 import deployed
 import pytest
 
+from holdfast.application.news import PHASE_CHANGED
+
 ROLES = deployed.resources("AWS::IAM::Role")
 RECORDERS = set(deployed.DOORS) - {"publish_changes", "write_report"}
 WARN_POOLS = {"on_spot_interruption", "on_capacity_block_event", "on_bid_evicted", "on_node_report"}
@@ -163,6 +165,28 @@ def test_only_what_answers_users_sends_to_the_result_queue():
         if ("sqs:SendMessage", resource) in deployed.grants(f"{deployed.function_of(door)}Role")
     }
     assert may == {"accept_request", "control_job", "publish_changes"}
+
+
+def test_o09_no_function_can_put_work_back_where_it_wakes_one_of_us():
+    """A circle of queue and function is cut by Lambda after 16 rounds, and its work is gone. So no door may send to a
+    queue that wakes a door, where failures wait wakes nobody, and the news on the bus are none of the requests on it.
+    """
+    mappings = deployed.resources("AWS::Lambda::EventSourceMapping").values()
+    queues = deployed.resources("AWS::SQS::Queue")
+    read = {deployed.named(one["EventSourceArn"]) for one in mappings} & set(queues)
+    assert read == {"RequestQueue", "ControlQueue", "NodeReportQueue"}
+    for door in deployed.DOORS:
+        granted = deployed.grants(f"{deployed.function_of(door)}Role")
+        sendable = {resource for action, resource in granted if action == "sqs:SendMessage"}
+        assert sendable <= {json.dumps({"Fn::GetAtt": [queue, "Arn"]}) for queue in set(queues) - read}
+    on_our_bus = [
+        rule["EventPattern"]
+        for rule in deployed.resources("AWS::Events::Rule").values()
+        if rule.get("EventBusName") == {"Ref": "EventBus"}
+        and any(deployed.named(target["Arn"]) in read for target in rule["Targets"])
+    ]
+    assert len(on_our_bus) == 1
+    assert all(PHASE_CHANGED not in pattern["detail-type"] for pattern in on_our_bus)
 
 
 def test_what_the_supervisor_calls_is_granted_to_a_door():

@@ -110,16 +110,14 @@ class NodeReports:
 
     @_take.register
     def _(self, report: reports.Progress, node: Node) -> None:
-        # A diverging run reports NaN, which DynamoDB cannot hold.
-        loss = report.loss if math.isfinite(report.loss) else None
         step_at = report.at if report.step != node.step else node.step_at
         self.ports.store.update_node(
             replace(
                 node,
                 step=report.step,
                 step_at=step_at,
-                loss=loss,
-                tokens_per_s=report.tokens_per_s,
+                loss=_number(report.loss),
+                tokens_per_s=_number(report.tokens_per_s),
                 reported_at=report.at,
             )
         )
@@ -176,3 +174,8 @@ class NodeReports:
 
     def _record(self, event: Event, job_id: str) -> Job:
         return record(event, job_id, self.ports)
+
+
+def _number(value: float) -> float | None:
+    """Return the value; None for NaN and infinity, which a diverging run reports and DynamoDB cannot hold."""
+    return value if math.isfinite(value) else None

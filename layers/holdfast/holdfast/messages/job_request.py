@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from holdfast.domain.errors import Rejected
 from holdfast.messages.envelope import open_envelope
@@ -29,6 +29,8 @@ TEMPLATE_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 JOB_ID_CHARACTERS = 40
 IDENTITY_CHARACTERS = 10
 SPEC_ID_CHARACTERS = 16
+# What DynamoDB keeps.
+LEAST_NUMBER, MOST_NUMBER = 1e-130, 9.9e125
 AUTO_INTERVAL_S = {"spot": 900.0, "mixed": 900.0, "on_demand": 1800.0}
 # 256 byte values and four marks: what a corpus of plain files needs.
 BYTE_VOCAB = 260
@@ -73,6 +75,13 @@ def _moment(text: str) -> str:
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _can_be_kept(cls, value: Any) -> Any:
+        if isinstance(value, float) and value and not LEAST_NUMBER <= abs(value) <= MOST_NUMBER:
+            raise ValueError(f"is {value}; a number is 0 or between {LEAST_NUMBER} and {MOST_NUMBER}")
+        return value
 
 
 class Model(_Part):
