@@ -25,7 +25,6 @@ def stub() -> Iterator[tuple[StepFunctions, Stubber]]:
     client = boto3.client("stepfunctions", region_name="us-east-1", aws_access_key_id="t", aws_secret_access_key="t")
     with Stubber(client) as stubber:
         yield StepFunctions(client, state_machine_arn=ARN), stubber
-        stubber.assert_no_pending_responses()
 
 
 def described(stubber: Stubber, status: str) -> None:
@@ -42,6 +41,7 @@ def test_o13_a_start_that_is_repeated_while_it_runs_is_the_same_start(stub: tupl
     stubber.add_client_error("start_execution", "ExecutionAlreadyExists", expected_params=ASKED)
     described(stubber, "RUNNING")
     workflow.start("j-0123456789", 2)
+    stubber.assert_no_pending_responses()
 
 
 @pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "TIMED_OUT", "ABORTED"])

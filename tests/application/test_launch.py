@@ -196,7 +196,7 @@ def test_time_that_runs_out_is_asked_for_again_and_nothing_is_asked_twice(ports:
     assert ports.fleets.calls == [f"{JOB}-1-0", f"{JOB}-1-1", f"{JOB}-1-2"]
 
 
-def test_o14_a_launch_whose_time_runs_out_again_and_again_makes_a_call_each_turn_and_then_waits_elsewhere(
+def test_o14_a_launch_whose_time_runs_out_makes_a_call_each_turn_and_then_waits_elsewhere(
     ports: FakePorts,
 ) -> None:
     """The run machine goes round only so often: a job makes so many calls an hour, then the attempt ends."""

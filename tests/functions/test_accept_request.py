@@ -8,6 +8,7 @@ import pytest
 
 from bench.world.world import BUCKET, World
 from holdfast.application.intake import take_in
+from holdfast.application.record import record
 from holdfast.runtime.wiring import supervisor
 from tests import builders as b
 from tests.functions.scenes import (
@@ -104,17 +105,19 @@ def test_o13_a_request_delivered_again_and_again_is_one_job_and_one_execution(wo
 
 
 def test_o13_two_first_deliveries_at_once_have_one_winner(world: World) -> None:
-    """The other found nothing either when it looked; its transaction is refused, and it is acknowledged."""
+    """The other found nothing either when it looked; its transaction is refused, and the row stays."""
     batch = records(REQUESTS, GOOD)
     body, rest = batch["Records"][0]["body"], [True]
 
     def overtaken(name: str, params: Any) -> None:
         if name == "TransactWriteItems" and rest and rest.pop():
             assert take_in(body, supervisor(), bucket=BUCKET).plan is not None
+            record(b.cancelled(), JOB, supervisor())
 
     world.wire.answers["dynamodb"] = overtaken
     assert failures(world.call("AcceptRequest", batch)) == []
-    assert (rest, [(row["pk"], row["version"]) for row in world.rows()]) == ([], [(f"JOB#{JOB}", 1)])
+    assert (rest, [row["pk"] for row in world.rows()]) == ([], [f"JOB#{JOB}"])
+    assert (job_now().phase, job_now().version) == ("cancelled", 2)
 
 
 def test_o13_a_changed_body_under_a_used_dedup_id_is_refused_by_its_name(world: World) -> None:

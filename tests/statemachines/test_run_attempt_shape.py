@@ -228,7 +228,7 @@ def test_o15_a_wait_has_a_deadline_and_where_agents_are_at_work_a_heartbeat(name
         assert silent["Next"] in ("Watch again", "Release fleet")
 
 
-def test_o15_two_silences_are_noticed_within_a_notice_and_no_other_wait_is_longer_than_a_quarter_of_an_hour() -> None:
+def test_o15_two_silences_are_noticed_within_a_notice_and_other_waits_are_short() -> None:
     job = b.a_running_job(run_s=86_400)
     told = answer_for(job, Wait.READY, b.NOW)
     assert told is not None
