@@ -555,8 +555,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "O-18", "nobody tries again",
         HOLDFAST + "application/sweep.py",
-        "([] if self.dry_run else self._leftovers())",
-        "[]",
+        "            self._add(self._leftovers())",
+        "            pass",
         _tests("application/test_readiness",
                "o18_a_group_in_use_never_holds_up_a_finished_job_and_is_never_forgotten"),
     ),
@@ -624,7 +624,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "template.yaml",
         '              docker pull "$image" && break',
         '              eval "docker pull $image" && break',
-        _tests("template/test_nodes", "o25_what_stands_in_the_image_tag_reaches_docker_as_one_word"),
+        _tests("template/test_boot_script", "o25_whatever_the_tag_of_the_image_says_reaches_docker_as_one_argument"),
     ),
     # -- O-26 ----------------------------------------------------------------------------------------------------------
     Mutation(
