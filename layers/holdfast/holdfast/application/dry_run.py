@@ -24,7 +24,7 @@ READS = frozenset(
     }
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
-    | {"load_all", "ledger", "quota", "quotas", "line", "template", "holder"}
+    | {"load_all", "history", "ledger", "quota", "quotas", "line", "template", "holder"}
     | {"status", "of_fleet", "of_job", "of_stack", "described", "pointer"}
 )
 LEFT_OUT = frozenset(
