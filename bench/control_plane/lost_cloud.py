@@ -34,8 +34,10 @@ from holdfast.application.waiting import leave_token
 from holdfast.domain.errors import ExecutionOver, Raced, Rejected, Unavailable
 from holdfast.domain.events import AllReady, Event, TrainingStarted
 from holdfast.domain.job import Job
+from holdfast.domain.ledger import Ledger
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate
+from holdfast.domain.purchase import Purchase
 from job_contract.orders import Action, Orders, Wait, WaitItem
 from job_contract.reports import Report
 from tests.application.fakes import FakeCheckpoints, FakeFleets, FakeOutbox, FakeStore
@@ -46,6 +48,7 @@ OWN_S = 0.02
 BOOT_S, BEAT_S, TICK_S = 60.0, 10.0, 60.0
 BATCH, REPORT_TIMEOUT_S, VISIBILITY_S, RECEIVES = 10, 15.0, 90.0, 5
 ROW_BYTES, INSTANCE_BYTES, HISTORY_BYTES = 1300, 22, 500
+LEDGER, LEDGER_BYTES = "LEDGER", 250
 SDK_TRIES = 4
 TEAM = "research"
 
@@ -314,7 +317,7 @@ class Cloud:
             self.tally.throttled["DispatchQueue"] += 1
             self.fibers.sleep(self.chance.uniform(0.5, 1.0))
         try:
-            self._run("DispatchQueue", lambda: dispatch([TEAM], self))
+            self._run("DispatchQueue", lambda: dispatch(self))
         except (Raced, Unavailable, ClientError):
             self.tally.failed["DispatchQueue"] += 1
             self.reader_due = True
@@ -326,12 +329,12 @@ class Cloud:
     def tick(self) -> None:
         """The sweep and the dispatcher are woken by their schedules from now on."""
         self.event("Sweep", lambda: Sweep(self).run())
-        self.event("DispatchQueue", lambda: dispatch([TEAM], self))
+        self.event("DispatchQueue", lambda: dispatch(self))
         self.agenda.after(TICK_S, self.tick)
 
 
-READS = {"request", "load", "load_for", "waits", "intent", "node", "nodes", "roster", "teams", "waiting", "alive",
-         "suspected", "left_notices"}  # fmt: skip
+READS = {"request", "load", "load_all", "load_for", "waits", "intent", "node", "nodes", "roster", "teams", "line",
+         "ledger", "quotas", "alive", "suspected", "left_notices", "cold", "patience", "quarantined"}  # fmt: skip
 EACH = {"own", "hold", "mark_ending"}
 
 
@@ -380,27 +383,32 @@ class SlowStore:
                 self.cloud.fibers.sleep(self.cloud.chance.random() * min(2**number, 20))
         raise ClientError({"Error": {"Code": "ThrottlingException"}}, "dynamodb")
 
-    def save(self, before: Job, after: Job, event: Event, key: str) -> None:
+    def save(self, before: Job, after: Job, event: Event, key: str, ledger: Ledger | None = None) -> None:
         row, tally = after.id, self.cloud.tally
-        units = 2 * (self._units(row, 1024) + -(-HISTORY_BYTES // 1024))
+        items = {row: 2 * (self._units(row, 1024) + -(-HISTORY_BYTES // 1024))}
+        if after.reserved != before.reserved:
+            items[LEDGER] = 2 * -(-LEDGER_BYTES * (1 + len(self.fake.ledger_row.in_flight)) // 1024)
+            if ledger is None:
+                self.cloud.takes(p.TABLE_READ)
         tally.transactions += 1
-        if not (self._writes[row].take(units, self._now) and self._table.take(units, self._now)):
+        allowed = all(self._writes[item].take(units, self._now) for item, units in items.items())
+        if not (allowed and self._table.take(sum(items.values()), self._now)):
             tally.table_throttled += 1
             self._cancelled("ThrottlingError")
-        if row in self._in_transaction:
+        if not self._in_transaction.isdisjoint(items):
             tally.conflicts += 1
             self.cloud.takes(p.TABLE_WRITE)
             self._cancelled("TransactionConflict")
-        self._in_transaction.add(row)
+        self._in_transaction |= items.keys()
         try:
             self.cloud.takes(p.TRANSACTION)
             known: Orders | None = self.fake.orders.get(row)
-            self.fake.save(before, after, event, key)
+            self.fake.save(before, after, event, key, ledger)
         except Raced:
             tally.conflicts += 1
             raise
         finally:
-            self._in_transaction.discard(row)
+            self._in_transaction -= items.keys()
         now: Orders | None = self.fake.orders.get(row)
         if now is not known and now is not None and now.action is not Action.RUN:
             self.cloud.ordered(after)
@@ -439,7 +447,8 @@ class SlowFleets:
 
         return call
 
-    def _expect_one_fleet(self, fleet: str, job: str, candidate: Candidate) -> None:
+    def _expect_one_fleet(self, purchase: Purchase) -> None:
+        job, fleet = purchase.job, purchase.fleet
         others = [one.id for one in self.fake.instances.values() if one.live and one.job == job and one.fleet != fleet]
         if others:
             self.doubled.append(f"{fleet}: {len(others)} machines of another fleet live")

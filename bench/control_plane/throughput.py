@@ -21,7 +21,7 @@ from holdfast.messages.node_report import read_report
 from holdfast.messages.spot_interruption import read_spot_interruption
 from job_contract import reports
 from job_contract.checkpoint_layout import save_name
-from job_contract.orders import Action
+from job_contract.orders import Action, Wait, WaitItem
 from job_contract.reports import encode_report
 from tests import builders as b
 from tests.application.fakes import FakePorts, FakeStore
@@ -104,7 +104,7 @@ def _ours(events: Sequence[Event]) -> tuple[float, list[tuple[Any, ...]]]:
         else:
             lost(event["instance"], ports)
     seconds = time.process_time() - begun
-    return seconds, [_end(job) for job in ports.store.rows.values()]
+    return seconds, _ends(ports)
 
 
 def _world() -> FakePorts:
@@ -112,6 +112,7 @@ def _world() -> FakePorts:
     for number in range(JOBS):
         job = ports.holding(b.a_running_job(id=f"job-{number:010d}"))
         ports.owning(job, f"i-{2 * number:017x}", f"i-{2 * number + 1:017x}")
+        ports.store.put_wait(WaitItem(job=job.id, attempt=1, wait=Wait.TRAINING, token=f"{job.id}/token"))
     return ports
 
 
@@ -158,7 +159,7 @@ def _ours_whole(events: Sequence[Event]) -> tuple[float, list[tuple[Any, ...]]]:
         else:
             lost(read_instance_state_change(message).instance_id, ports)
     seconds = time.process_time() - begun
-    return seconds, [_end(job) for job in ports.store.rows.values()]
+    return seconds, _ends(ports)
 
 
 def _text(event: Event) -> str:
@@ -196,6 +197,11 @@ def _report(event: Event) -> reports.Report | None:
     return None
 
 
+def _ends(ports: FakePorts) -> list[tuple[Any, ...]]:
+    assert len(ports.workflow.settled) == JOBS
+    return [_end(job) for job in ports.store.rows.values()]
+
+
 def _end(job: Job) -> tuple[Any, ...]:
     assert job.saved is not None
     return (
@@ -219,14 +225,17 @@ def _plain_from(
     start = b.a_running_job()
     row = {"phase": "running", "attempt": 1, "version": start.version, "step": start.step, "saved": None, "doomed": (),
            "deadline_at": None, "interruptions": 0, "forced": 0, "stage": "training", "failure": None, "seen": {},
-           "news": start.news, "phase_at": b.NOW, "orders": {}}  # fmt: skip
-    jobs = {f"job-{number:010d}": row for number in range(JOBS)}
+           "news": start.news, "phase_at": b.NOW, "orders": {}, "pool": str(start.pool), "asked": None,
+           "asked_at": None}  # fmt: skip
+    jobs = {f"job-{number:010d}": {"id": f"job-{number:010d}", **row} for number in range(JOBS)}
+    waits = {(job, Wait.TRAINING.value): f"{job}/token" for job in jobs}
     nodes = {
         f"i-{number:017x}": {"job": f"job-{number // 2:010d}", "attempt": 1, "step": 0} for number in range(2 * JOBS)
     }
     begun = time.process_time()
-    plain_loop.run(jobs, nodes, events(), wrote)
+    told = plain_loop.run(jobs, nodes, waits, events(), wrote)
     seconds = time.process_time() - begun
+    assert len(told) == JOBS
     ends = [
         (
             row["phase"],
