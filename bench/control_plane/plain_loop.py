@@ -69,7 +69,9 @@ def _take(rows: dict[str, Row], job: str, attempt: int, event: Row, wrote: Wrote
 
 
 def _neighbours(rows: dict[str, Row], row: Row) -> list[str]:
-    others = [one for one in rows.values() if one["pool"] == row["pool"] and one["phase"] == "running" and one is not row]
+    others = [
+        one for one in rows.values() if one["pool"] == row["pool"] and one["phase"] == "running" and one is not row
+    ]
     others.sort(key=lambda one: one["saved"]["at"] if one["saved"] else 0.0)
     return [one["id"] for one in others[:WARNED]]
 

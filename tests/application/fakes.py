@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.application.ports import OwnedGroup, OwnedTemplate
@@ -30,6 +30,7 @@ from holdfast.domain.purchase import (
     Template,
 )
 from holdfast.domain.queueing import Waiter
+from holdfast.domain.records import replace
 from job_contract.checkpoint_layout import Head, SavePointer
 from job_contract.orders import Orders, Roster, Wait, WaitItem
 from job_contract.spec import JobSpec

@@ -23,7 +23,7 @@ from holdfast.application.sweep import START_GRACE_S, Sweep
 from holdfast.application.waiting import leave_token
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.job import Job
-from holdfast.domain.obligations import answer_for
+from holdfast.domain.obligations import answers_for
 from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, FleetIntent, Node, Ownership
 from holdfast.domain.phase import Intent, Phase
 from holdfast.domain.placement import candidates
@@ -492,7 +492,7 @@ def test_members_of_a_live_attempt_are_never_orphans(ports: FakePorts) -> None:
 
 def test_a_run_shorter_than_two_heartbeats_is_still_a_valid_state(ports: FakePorts) -> None:
     job = b.after(b.a_job(run_s=1), b.started(), b.ready())
-    answer = answer_for(job, Wait.READY, b.NOW)
+    answer = answers_for(job, b.NOW).get(Wait.READY)
     assert answer is not None
     assert answer["heartbeat_s"] < answer["run_s"]
 
@@ -513,7 +513,7 @@ def test_a_job_at_its_run_limit_saves_first_and_fails_with_the_limit_named(ports
 def test_the_run_limit_counts_all_attempts_together(ports: FakePorts) -> None:
     job = b.after(b.a_running_job(run_s=100), b.lost(), b.closed())
     assert job.trained_s == 60
-    answer = answer_for(b.after(job, b.started(2), b.ready(2)), Wait.READY, b.NOW)
+    answer = answers_for(b.after(job, b.started(2), b.ready(2)), b.NOW).get(Wait.READY)
     assert answer is not None
     assert answer["run_s"] == 40 + 3600
 

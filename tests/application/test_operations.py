@@ -25,7 +25,7 @@ from holdfast.domain.errors import IllegalTransition, Raced, Unavailable
 from holdfast.domain.events import LimitsExtended, RetryRequested
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S
-from holdfast.domain.obligations import answer_for
+from holdfast.domain.obligations import answers_for
 from holdfast.domain.ownership import ORPHAN_GRACE_S, Ready
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate
@@ -297,7 +297,7 @@ def test_o10_what_a_state_of_the_run_machine_gets_and_gives_is_under_1_kb_whatev
     gang = tuple(f"i-{number:017x}" for number in range(256))
     job = replace(b.a_running_job(nodes=256), doomed=gang, held=gang, reason="x" * 1_000, deadline_at=b.NOW + 120)
     for state in (job, replace(job, phase=Phase.INTERRUPTED), replace(job, phase=Phase.RESUMING)):
-        answers = [answer_for(state, wait, b.NOW) for wait in Wait]
+        answers = [answers_for(state, b.NOW).get(wait) for wait in Wait]
         assert all(len(json.dumps(answer)) < 1_024 for answer in answers)
     ports.holding(b.after(b.a_job(nodes=256), b.started()))
     candidate = Candidate(instance_type="p5.48xlarge", market="spot", nodes=256)

@@ -9,7 +9,7 @@ import pytest
 from holdfast.domain import events, failure, notices
 from holdfast.domain.job import Job
 from holdfast.domain.keys import dedup_key
-from holdfast.domain.obligations import action_for, answer_for, orders_for
+from holdfast.domain.obligations import action_for, answers_for, orders_for
 from holdfast.domain.phase import Phase
 from holdfast.domain.transitions import advance
 from job_contract.orders import Action, Wait
@@ -82,7 +82,7 @@ def test_an_interruption_overrules_the_ask() -> None:
 
 def test_an_ask_tells_no_waiting_state() -> None:
     job = advance(b.a_running_job(), hint())
-    assert answer_for(job, Wait.TRAINING, b.NOW) is None
+    assert answers_for(job, b.NOW).get(Wait.TRAINING) is None
 
 
 def test_a_new_attempt_has_new_machines_and_no_hints() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,8 @@ from holdfast.domain import events, failure
 from holdfast.domain.errors import IllegalTransition
 from holdfast.domain.job import Job
 from holdfast.domain.keys import dedup_key
-from holdfast.domain.obligations import action_for
+from holdfast.domain.ledger import Reserved
+from holdfast.domain.obligations import READ_BY_ORDERS, action_for, projection
 from holdfast.domain.phase import ENDED, Intent, Phase
 from holdfast.domain.transitions import RULES, TABLE, advance
 from job_contract.orders import Action
@@ -262,3 +265,21 @@ def test_every_phase_has_a_sentence_for_its_user() -> None:
 def test_a_completed_job_has_a_sentence_too() -> None:
     done = b.after(b.a_running_job(), b.finished(), b.closed())
     assert done.reason == "all 120 steps are trained"
+
+
+def test_the_orders_read_the_fields_that_they_are_said_to_read_and_no_other() -> None:
+    read: set[str] = set()
+
+    class Watched(Job):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    told = Reserved(vcpus=1, gpus=1, nodes=1, market="spot", yields_to="other")
+    for phase, intent, roster, asked in itertools.product(Phase, Intent, (None, "1-roster"), (None, 7)):
+        job = b.a_job(phase=phase, intent=intent, roster_id=roster, attempt_open=True, asked_generation=asked)
+        for reserved in (None, told):
+            watched = object.__new__(Watched)
+            watched.__dict__.update(job.__dict__, reserved=reserved)
+            projection(watched)
+    assert read & {field.name for field in fields(Job)} == set(READ_BY_ORDERS)

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from job_contract.version import ContractError, canonical_json, decode, encode
@@ -49,6 +50,7 @@ class SaveName:
     number: int
 
 
+@lru_cache(maxsize=1024)
 def parse_save_name(name: str) -> SaveName:
     """Return the numbers of a save's name. Raises ContractError for anything else, paths included."""
     match = SAVE_NAME.fullmatch(name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import singledispatchmethod
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast.application.notices import advised, interrupted, maintenance
 from holdfast.application.ports import Ports
@@ -25,6 +25,7 @@ from holdfast.domain.events import (
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import Node, Ownership, Ready
 from holdfast.domain.phase import Phase
+from holdfast.domain.records import replace
 from job_contract import reports
 from job_contract.checkpoint_layout import SavePointer
 from job_contract.orders import Action
@@ -50,14 +51,11 @@ class NodeReports:
         node = self.ports.store.node(report.instance)
         if node is None or node.job != report.job:
             raise Rejected("not_a_member", f"{report.instance} is not a node of {report.job}")
-        self._take(report, node)
+        taker = TAKERS.get(type(report))
+        if taker is not None:
+            taker(self, report, node)
 
-    @singledispatchmethod
-    def _take(self, report: reports.Report, node: Node) -> None:
-        """Kinds that change nothing here (unfit) are logged by the door."""
-
-    @_take.register
-    def _(self, report: reports.Ready, node: Node) -> None:
+    def _ready(self, report: reports.Ready, node: Node) -> None:
         facts = Ready(
             ip=report.ip,
             port=report.port,
@@ -98,8 +96,7 @@ class NodeReports:
         self.ports.store.put_roster(roster)
         self._record(AllReady(at=self.ports.clock(), attempt=node.attempt, roster_id=roster.roster_id), node.job)
 
-    @_take.register
-    def _(self, report: reports.NetworkChecked, node: Node) -> None:
+    def _network_checked(self, report: reports.NetworkChecked, node: Node) -> None:
         intent = self.ports.store.intent(node.fleet)
         job = self.ports.store.load(node.job)
         if intent is None or job is None or job.phase is not Phase.LAUNCHING or job.attempt != report.attempt:
@@ -108,8 +105,7 @@ class NodeReports:
         if problem is not None:
             self._record(problem, node.job)
 
-    @_take.register
-    def _(self, report: reports.Progress, node: Node) -> None:
+    def _progress(self, report: reports.Progress, node: Node) -> None:
         step_at = report.at if report.step != node.step else node.step_at
         self.ports.store.update_node(
             replace(
@@ -122,8 +118,7 @@ class NodeReports:
             )
         )
 
-    @_take.register
-    def _(self, report: reports.Started, node: Node) -> None:
+    def _started(self, report: reports.Started, node: Node) -> None:
         fell_back = tuple(f"{miss.save} ({miss.file}: {miss.reason})" for miss in report.fell_back)
         self._record(
             TrainingStarted(
@@ -132,13 +127,11 @@ class NodeReports:
             report.job,
         )
 
-    @_take.register
-    def _(self, report: reports.Heard, node: Node) -> None:
+    def _heard(self, report: reports.Heard, node: Node) -> None:
         if report.action == Action.CHECKPOINT_STOP:
             self._record(OrderHeard(at=report.at, attempt=report.attempt, generation=report.generation), report.job)
 
-    @_take.register
-    def _(self, report: reports.CheckpointSaved, node: Node) -> None:
+    def _checkpoint_saved(self, report: reports.CheckpointSaved, node: Node) -> None:
         pointer = SavePointer(save=report.save, manifest_sha256=report.manifest_sha256)
         # The save after the last step is not an answer to an order: the ranks that made it go on to say «finished».
         final = report.final and report.answers_generation > 0
@@ -147,12 +140,10 @@ class NodeReports:
             report.job,
         )
 
-    @_take.register
-    def _(self, report: reports.Finished, node: Node) -> None:
+    def _finished(self, report: reports.Finished, node: Node) -> None:
         self._record(TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job)
 
-    @_take.register
-    def _(self, report: reports.Failed, node: Node) -> None:
+    def _failed(self, report: reports.Failed, node: Node) -> None:
         ended = Ended(failure=report.failure, reason=report.reason, exit_code=report.exit_code, log=report.log_tail)
         verdict = refined(ended)
         reason = f"{report.instance}: {verdict.text}"[:500]
@@ -162,8 +153,7 @@ class NodeReports:
             report.job,
         )
 
-    @_take.register
-    def _(self, report: reports.NoticeSeen, node: Node) -> None:
+    def _notice_seen(self, report: reports.NoticeSeen, node: Node) -> None:
         if report.action == REBALANCE:
             advised(report.instance, self.ports)
         elif report.action in MAINTENANCE:
@@ -179,3 +169,17 @@ class NodeReports:
 def _number(value: float) -> float | None:
     """Return the value; None for NaN and infinity, which a diverging run reports and DynamoDB cannot hold."""
     return value if math.isfinite(value) else None
+
+
+TAKERS: Mapping[type[reports.Report], Callable[[NodeReports, Any, Node], None]] = {
+    reports.Ready: NodeReports._ready,
+    reports.NetworkChecked: NodeReports._network_checked,
+    reports.Progress: NodeReports._progress,
+    reports.Started: NodeReports._started,
+    reports.Heard: NodeReports._heard,
+    reports.CheckpointSaved: NodeReports._checkpoint_saved,
+    reports.Finished: NodeReports._finished,
+    reports.Failed: NodeReports._failed,
+    reports.NoticeSeen: NodeReports._notice_seen,
+}
+"""Kinds that change nothing here (unfit) are logged by the door."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from holdfast.application.ports import Ports
 from holdfast.domain.errors import Raced, UnknownJob
@@ -11,10 +10,10 @@ from holdfast.domain.events import AttemptStarted, Event, InterruptionNoticed
 from holdfast.domain.job import Job
 from holdfast.domain.keys import dedup_key
 from holdfast.domain.ledger import Ledger
-from holdfast.domain.obligations import answer_for
+from holdfast.domain.obligations import answers_for
 from holdfast.domain.phase import Phase
+from holdfast.domain.records import replace
 from holdfast.domain.transitions import advance
-from job_contract.orders import Wait
 
 RETRY_FOR_S = 10.0
 FIRST_PAUSE_S = 0.02
@@ -85,9 +84,7 @@ def _with_others(event: Event, job_id: str, ports: Ports) -> Event:
 
 def settle(job: Job, ports: Ports) -> None:
     """Every state of the run machine that waits for what the row already says has been told."""
-    if job.attempt == 0:
-        return
-    answers = {wait: answer for wait in Wait if (answer := answer_for(job, wait, ports.clock())) is not None}
+    answers = answers_for(job, ports.clock()) if job.attempt else {}
     if not answers:
         return
     for item in ports.store.waits(job.id, answers):

@@ -25,9 +25,13 @@ class Saved:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Attempt, number within it, step: grows with each save, a rolled-back step included."""
-        name = parse_save_name(self.save)
-        return (name.attempt, name.number, name.step)
+        return save_order(self.save)
+
+
+def save_order(save: str) -> tuple[int, int, int]:
+    """Return attempt, number within it, step: grows with each save, a rolled-back step included."""
+    name = parse_save_name(save)
+    return (name.attempt, name.number, name.step)
 
 
 @dataclass(frozen=True, kw_only=True)

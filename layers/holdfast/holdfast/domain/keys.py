@@ -50,12 +50,12 @@ def _snake(name: str) -> str:
 
 def dedup_key(event: Event) -> str:
     """Return the same text for every telling of the same fact about a job."""
-    attempt = f"#{event.attempt}" if isinstance(event, AttemptEvent) else ""
-    detail = _detail(event)
-    key = f"{event_name(event)}{attempt}" + (f"#{detail}" if detail else "")
+    name, detail = event_name(event), _detail(event)
+    fact = f"{name}#{event.attempt}" if isinstance(event, AttemptEvent) else name
+    key = f"{fact}#{detail}" if detail else fact
     if len(key.encode()) <= KEY_CHARACTERS:
         return key
-    return f"{event_name(event)}{attempt}#sha256-{hashlib.sha256(detail.encode()).hexdigest()}"
+    return f"{fact}#sha256-{hashlib.sha256(detail.encode()).hexdigest()}"
 
 
 @singledispatch

@@ -5,6 +5,8 @@ Both are read off the row, so doing them again after a crash heals it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from holdfast.domain.job import Job
@@ -15,6 +17,8 @@ from job_contract.orders import Action, Orders, Wait
 RUN_MARGIN_S = 3600
 HEARTBEAT_S = 30
 """The agents of two nodes beat every 10 s."""
+
+ALL_ENDED: Mapping[Wait, Mapping[str, Any]] = {wait: {"outcome": "ended"} for wait in Wait}
 
 
 def action_for(job: Job) -> Action:
@@ -41,6 +45,20 @@ def projection(job: Job) -> tuple[Any, ...]:
     return (job.attempt, action, job.roster_id, job.doomed, job.deadline_at, job.resume_from, asked)
 
 
+READ_BY_ORDERS = (
+    "attempt", "attempt_open", "phase", "intent", "roster_id", "reserved", "doomed", "deadline_at", "resume_from",
+    "asked_generation",
+)  # fmt: skip
+"""The fields that `projection` reads; most events change none of them."""
+
+_read = attrgetter(*READ_BY_ORDERS)
+
+
+def orders_differ(before: Job, after: Job) -> bool:
+    """Return whether the nodes are to be told something else."""
+    return _read(before) != _read(after) and projection(before) != projection(after)
+
+
 def orders_for(job: Job, now: float) -> Orders:
     """Return the item that the nodes poll. Its generation is the version of the row that changed it last."""
     return Orders(
@@ -58,16 +76,17 @@ def orders_for(job: Job, now: float) -> Orders:
     )
 
 
-def answer_for(job: Job, wait: Wait, now: float) -> dict[str, Any] | None:
-    """Return what a state that waits in the current attempt is to be told, None while it must wait on."""
+def answers_for(job: Job, now: float) -> Mapping[Wait, Mapping[str, Any]]:
+    """Return what the states that wait in the current attempt are to be told; those that must wait on are left out."""
     if job.phase in ENDED or job.phase is Phase.RESUMING or not job.attempt_open:
-        return {"outcome": "ended"}
-    if wait is Wait.READY:
-        if job.roster_id is not None:
-            # The sweep ends a run at its limit, after a save; the state's own end is the net below it.
-            run_s = round(max(job.run_s - job.trained_s, 0)) + RUN_MARGIN_S
-            return {"outcome": "started", "heartbeat_s": HEARTBEAT_S, "run_s": run_s}
-        return {"outcome": "withdrawn"} if job.intent is not Intent.RUN else None
-    if wait is Wait.TRAINING and action_for(job) is Action.CHECKPOINT_STOP:
-        return {"outcome": "interrupted", "checkpoint_wait_s": checkpoint_wait_s(job, now)}
-    return None
+        return ALL_ENDED
+    answers: dict[Wait, dict[str, Any]] = {}
+    if job.roster_id is not None:
+        # The sweep ends a run at its limit, after a save; the state's own end is the net below it.
+        run_s = round(max(job.run_s - job.trained_s, 0)) + RUN_MARGIN_S
+        answers[Wait.READY] = {"outcome": "started", "heartbeat_s": HEARTBEAT_S, "run_s": run_s}
+    elif job.intent is not Intent.RUN:
+        answers[Wait.READY] = {"outcome": "withdrawn"}
+    if action_for(job) is Action.CHECKPOINT_STOP:
+        answers[Wait.TRAINING] = {"outcome": "interrupted", "checkpoint_wait_s": checkpoint_wait_s(job, now)}
+    return answers

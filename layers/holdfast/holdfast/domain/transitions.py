@@ -38,11 +38,11 @@ from holdfast.domain.events import (
     TrainingFinished,
     TrainingStarted,
 )
-from holdfast.domain.job import Job, Pool, Saved
+from holdfast.domain.job import Job, Pool, Saved, save_order
 from holdfast.domain.notices import announced, cooling, loses_only_doomed, trains
-from holdfast.domain.obligations import projection
+from holdfast.domain.obligations import orders_differ
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
-from holdfast.domain.records import replace
+from holdfast.domain.records import replace, same
 from job_contract.checkpoint_layout import parse_save_name
 
 Q, L, R = Phase.QUEUED, Phase.LAUNCHING, Phase.RUNNING
@@ -120,18 +120,19 @@ def advance(job: Job, event: Event) -> Job:
 
 def _stamp(before: Job, after: Job, event: Event) -> Job:
     """Give a changed job its version, the generation of changed orders, and news of a changed phase or a final end."""
-    if after == before:
+    if same(after, before):
         return before
     changes: dict[str, Any] = {"version": before.version + 1}
+    moved, ended = after.phase is not before.phase, after.over is not before.over
     if len(after.reason) > REASON_CHARACTERS:
         changes["reason"] = f"{after.reason[:REASON_CHARACTERS]}..."
-    if projection(after) != projection(before):
+    if orders_differ(before, after):
         changes["generation"] = before.version + 1
-    if after.phase is not before.phase:
+    if moved:
         changes["phase_at"] = event.at
-    if after.phase is not before.phase or after.over is not before.over:
+    if moved or ended:
         changes["news"] = before.news + 1
-    if after.over is not before.over:
+    if ended:
         changes["ended_at"] = event.at if after.over else None
     if after.waiting is not None and not after.dispatchable:
         changes["waiting"] = None
@@ -146,14 +147,16 @@ def _after_the_end(job: Job, event: Event) -> Job:
 
 def _remember(job: Job, event: Event) -> Job:
     """Keep the newest committed save, whoever reports it and however late."""
-    if not isinstance(event, CheckpointSaved):
-        return job
-    saved = Saved(
-        save=event.pointer.save, manifest_sha256=event.pointer.manifest_sha256, at=event.at, parent=event.parent
-    )
-    if job.saved is not None and saved.order <= job.saved.order:
-        return job
-    return replace(job, saved=saved)
+    newer = _newer_save(job, event) if isinstance(event, CheckpointSaved) else None
+    return replace(job, saved=newer) if newer else job
+
+
+def _newer_save(job: Job, event: CheckpointSaved) -> Saved | None:
+    """Return the save that was reported, None when the job knows of it or of a newer one."""
+    if job.saved is not None and save_order(event.pointer.save) <= job.saved.order:
+        return None
+    pointer = event.pointer
+    return Saved(save=pointer.save, manifest_sha256=pointer.manifest_sha256, at=event.at, parent=event.parent)
 
 
 def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
@@ -273,15 +276,19 @@ def _order_heard(job: Job, event: OrderHeard, target: Phase) -> Job:
 
 
 def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
-    remembered = _answered(_remember(job, event), event)
-    step = max(job.step, event.pointer.step)
-    if job.yields and job.phase is R and remembered is not job and event.attempt == job.attempt:
-        return _place_given(replace(remembered, step=step))
+    newer = _newer_save(job, event)
+    asked = None if _answers(job, event) else job.asked_generation
+    known: dict[str, Any] = {
+        "saved": newer or job.saved,
+        "asked_generation": asked,
+        "step": max(job.step, event.pointer.step),
+    }
+    if job.yields and job.phase is R and (newer or asked is not job.asked_generation) and event.attempt == job.attempt:
+        return _place_given(replace(job, **known))
     if not event.final or job.phase is S:
-        stage = "training" if target is R else job.stage
-        return replace(remembered, phase=target, step=step, stage=stage)
+        return replace(job, **known, phase=target, stage="training" if target is R else job.stage)
     forced = job.forced_checkpoints + (job.phase in (N, C) or job.intent is not Intent.RUN)
-    return replace(remembered, phase=S, stage="releasing machines", step=step, forced_checkpoints=forced)
+    return replace(job, **known, phase=S, stage="releasing machines", forced_checkpoints=forced)
 
 
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
@@ -448,11 +455,9 @@ def _early_save_advised(job: Job, event: EarlySaveAdvised, target: Phase) -> Job
     )
 
 
-def _answered(job: Job, event: CheckpointSaved) -> Job:
+def _answers(job: Job, event: CheckpointSaved) -> bool:
     """A save made since it was asked for answers the ask, whatever order made it."""
-    if job.save_asked_at is None or event.at < job.save_asked_at:
-        return job
-    return replace(job, asked_generation=None)
+    return job.save_asked_at is not None and event.at >= job.save_asked_at
 
 
 def _move_planned(job: Job, event: MovePlanned, target: Phase) -> Job:
