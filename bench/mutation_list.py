@@ -40,8 +40,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "O-01", "a machine of nobody is our fault",
         HOLDFAST + "application/notices.py",
-        "        return Told(instance=instance, fate=Fate.FOREIGN)\n    if node.state is Ownership.HELD:",
-        "        raise UnknownJob(instance)\n    if node.state is Ownership.HELD:",
+        "        return Told(instance=instance, fate=Fate.FOREIGN)\n    return node_interrupted(",
+        "        raise UnknownJob(instance)\n    return node_interrupted(",
         _tests(NOTICES, "o01_notices_for_machines_that_are_not_ours_touch_nothing_however_often")
         + _tests(WARNINGS, "o01_a_thousand_foreign_warnings_are_counted_and_do_not_delay_ours"),
     ),
@@ -123,8 +123,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "O-05", "a cancelled launch is waited for",
         HOLDFAST + "domain/obligations.py",
-        '        return {"outcome": "withdrawn"} if job.intent is not Intent.RUN else None',
-        "        return None",
+        '        answers[Wait.READY] = {"outcome": "withdrawn"}',
+        "        pass",
         _tests(CANCEL, "o05_a_cancel_at_any_point_of_a_launch_leaves_no_machine_and_a_cancelled_job"),
     ),
     Mutation(
@@ -327,7 +327,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "O-11", "NaN goes on to the table",
         HOLDFAST + "application/node_reports.py",
-        "    return value if math.isfinite(value) else None",
+        "    return value if value is not None and math.isfinite(value) else None",
         "    return value",
         _tests("application/test_application", "o11_a_loss_that_is_no_number_is_left_out_and_its_report_is_taken"),
     ),

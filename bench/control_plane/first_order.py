@@ -21,11 +21,10 @@ from typing import Any
 from agent.settings import Pace
 from bench.control_plane import published as p
 from bench.table import Row, show
-from bench.world.template import ROOT
+from bench.world.template import ROOT, read_template
 from bench.world.wire import wired_client
 from bench.world.world import JOBS, ORDERS, World
 from job_contract.orders import Wait, WaitItem, orders_key
-from local.deploy import load
 from tests import builders as b
 from tests.functions.scenes import INSTANCE, JOB, table, training
 
@@ -157,8 +156,7 @@ def signal_s(chance: random.Random, cost: Cost, share: float, pace: Pace, *, col
 
 def rows() -> Iterator[Row]:
     """Yield calls, processor time, and the simulated way."""
-    memory_mb = load(ROOT / "template.yaml")["Globals"]["Function"]["MemorySize"]
-    share = memory_mb / p.LAMBDA_MB_PER_CPU
+    share = min(1.0, read_template().doors["OnSpotInterruption"].memory_mb / p.LAMBDA_MB_PER_CPU)
     costs = {}
     for door in DOORS:
         heard = heard_at(door)

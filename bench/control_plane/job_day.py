@@ -59,7 +59,7 @@ class Day(World):
         self.pace = Pace()
         self.attempt_begun = 0
         self.saves = 0
-        self.started_at = 0.0
+        self.started_at = self.told_at = 0.0
         self.final: Mapping[str, Any] = {}
 
     # -- counting --------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Day(World):
 
     def _start(self, attempt: int) -> None:
         self._say(reports.Started, self.leaders[0], step=self.step, world_size=NODES)
-        self.agenda.after(PROGRESS_AFTER_S, lambda: self._each(self.spec.report_s, attempt, self._progress))
+        self.agenda.after(PROGRESS_AFTER_S, lambda: self._progress(attempt))
         self._each(self.spec.checkpoint.interval_s or DAY_S, attempt, lambda: self._save_all(attempt))
 
     def _each(self, every_s: float, attempt: int, deed: Callable[[], object]) -> None:
@@ -177,21 +177,28 @@ class Day(World):
 
         self.agenda.after(every_s, again)
 
-    def _progress(self) -> None:
-        self._say(reports.Progress, self.leaders[0], step=self.step, loss=2.0, tokens_per_s=1e6)
+    def _progress(self, attempt: int) -> None:
+        """Node rank 0 tells where training is when no save has told it for as long as the job's reports are apart."""
+        if not self._trains(attempt):
+            return
+        quiet_s = self.agenda.now - self.told_at
+        if quiet_s >= self.spec.report_s:
+            self.told_at, quiet_s = self.agenda.now, 0.0
+            self._say(reports.Progress, self.leaders[0], step=self.step, loss=2.0, tokens_per_s=1e6)
+        self.agenda.after(self.spec.report_s - quiet_s, lambda: self._progress(attempt))
 
     def _save_all(self, attempt: int) -> None:
-        """The nodes that tell of a save which answers no order."""
+        """Node rank 0 tells of a save that answers no order."""
         self.saves += 1
-        for number, instance in enumerate(self.leaders):
-            # Each sees the commit at its own look at the parts.
-            self.agenda.after(number * self.pace.parts_s, lambda one=instance: self._save(one, attempt, answers=0))
+        self.told_at = self.agenda.now
+        self._save(self.leaders[0], attempt, answers=0)
 
     def _save(self, instance: str, attempt: int, *, answers: int) -> None:
         if instance in self.alive:
             name = save_name(self.step, attempt, self.saves + (answers > 0))
+            speed = 1e6 if instance == self.leaders[0] else None
             self._say(reports.CheckpointSaved, instance, attempt, save=name, manifest_sha256=HASH, step=self.step,
-                      final=answers > 0, answers_generation=answers)  # fmt: skip
+                      final=answers > 0, answers_generation=answers, loss=2.0, tokens_per_s=speed)  # fmt: skip
 
     def finish(self) -> None:
         """The ranks have done their last step."""

@@ -49,11 +49,12 @@ class Wake:
 
 @dataclass(frozen=True)
 class Door:
-    """A function of the template: module, timeout, and what Lambda does with a failed asynchronous call."""
+    """A function of the template: module, timeout, memory, and what Lambda does with a failed asynchronous call."""
 
     logical_id: str
     module: str
     timeout_s: float
+    memory_mb: int = 128
     async_retries: int = 2
     async_age_s: float = 21600.0
     wakes: tuple[Wake, ...] = ()
@@ -118,6 +119,7 @@ def _door(name: str, properties: dict[str, Any]) -> Door:
         logical_id=name,
         module=properties["Handler"].removesuffix(".handler"),
         timeout_s=properties.get("Timeout", LAMBDA_TIMEOUT_S),
+        memory_mb=properties.get("MemorySize", 128),
         async_retries=config.get("MaximumRetryAttempts", 2),
         async_age_s=config.get("MaximumEventAgeInSeconds", 21600),
         wakes=tuple(_wakes(properties.get("Events", {}))),

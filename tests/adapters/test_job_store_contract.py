@@ -453,6 +453,7 @@ def test_a_dispatch_wakes_on_what_may_let_a_job_start_and_not_on_its_own_words(c
     assert not wakes_dispatch(change(row_of(job), row_of(told)))
     assert not wakes_dispatch(change(item(Ledger()), item(book)))
     assert wakes_dispatch(change(item(book), item(book.without({job.id}, b.NOW))))
+    assert ("frees" in item(Ledger()), "frees" in item(book.without({job.id}, b.NOW))) == (False, True)
     assert not wakes_dispatch(change(item(book), item(book.held("vision", b.NOW, "ann"))))
     assert wakes_dispatch(change({"pk": "QUOTA", "sk": "TEAM#a"}, {"pk": "QUOTA", "sk": "TEAM#a", "gpus": 8}))
 

@@ -18,7 +18,7 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.events import CheckpointSaved
 from holdfast.domain.job import Job, Pool
 from holdfast.domain.obligations import action_for
-from holdfast.domain.ownership import Instance
+from holdfast.domain.ownership import Instance, Ownership
 from holdfast.domain.phase import Phase
 from job_contract import reports
 from job_contract.orders import Action
@@ -426,3 +426,83 @@ def test_a_crash_is_refined_by_its_log_tail(ports: FakePorts) -> None:
         + report.log_tail.strip().splitlines()[-1][:240]
         + "..."
     ]
+
+
+# -- notices that come together ----------------------------------------------------------------------------------------
+
+
+def seen_by(job: Job, *instances: str, deadline_at: float = DEADLINE) -> list[reports.NoticeSeen]:
+    about = {"job": job.id, "attempt": job.attempt, "at": b.NOW, "action": "terminate"}
+    return [reports.NoticeSeen(**about, instance=one, deadline_at=deadline_at) for one in instances]  # type: ignore[arg-type]
+
+
+def take_all(ports: FakePorts, *batch: reports.Report) -> None:
+    door = NodeReports(ports, batch)
+    for report in batch:
+        door.take(report)
+
+
+def test_notices_of_one_batch_are_one_write_a_job(ports: FakePorts) -> None:
+    job = training(ports, "first", b.LEADER, b.OTHER)
+    other = ports.holding(replace(training(ports, "other", THIRD, FOURTH), pool=None))
+    batch = [*seen_by(job, b.LEADER, b.OTHER), *seen_by(other, THIRD), *seen_by(job, b.OTHER)]
+    writes = ports.store.writes
+    take_all(ports, replace(batch[0], deadline_at=DEADLINE + 9), *batch[1:])
+    assert ports.store.writes == writes + 2
+    assert (now(ports, job).doomed, now(ports, job).interruptions) == ((b.LEADER, b.OTHER), 2)
+    assert ports.store.orders[job.id].deadline_at == DEADLINE
+    assert now(ports, other).doomed == (THIRD,)
+
+
+def test_a_batch_that_begins_with_a_known_notice_tells_the_others_all_the_same(ports: FakePorts) -> None:
+    job = training(ports)
+    take_all(ports, *seen_by(job, b.LEADER))
+    take_all(ports, *seen_by(job, b.LEADER, b.OTHER))
+    assert now(ports, job).doomed == (b.LEADER, b.OTHER)
+
+
+def test_a_notice_for_a_machine_that_is_held_is_not_taken_along(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.hold([b.OTHER], until=b.NOW + 600)
+    take_all(ports, *seen_by(job, b.LEADER, b.OTHER))
+    assert now(ports, job).doomed == (b.LEADER, b.OTHER)
+    assert ports.store.owners[b.OTHER].state is Ownership.ENDING
+
+
+def test_a_report_after_another_of_its_node_goes_by_what_that_one_wrote(ports: FakePorts) -> None:
+    job = training(ports)
+    about = {"job": job.id, "attempt": 1, "instance": b.OTHER}
+    first, again = (
+        reports.Progress(**about, at=b.NOW + after_s, step=60, loss=1.0, tokens_per_s=1.0)  # type: ignore[arg-type]
+        for after_s in (10, 20)
+    )
+    take_all(ports, first, again)
+    node = ports.store.owners[b.OTHER]
+    assert (node.step_at, node.reported_at) == (b.NOW + 10, b.NOW + 20)
+
+
+def test_only_the_first_notice_of_an_attempt_looks_for_neighbours(ports: FakePorts) -> None:
+    training(ports)
+    neighbour = training(ports, "neighbour", THIRD, FOURTH)
+    notices.interrupted(b.LEADER, ports, deadline_at=DEADLINE)
+    claimed = dict(ports.store.claims)
+    ports.store.claims.clear()
+    notices.interrupted(b.OTHER, ports, deadline_at=DEADLINE)
+    assert (len(claimed), ports.store.claims) == (1, {})
+    assert now(ports, neighbour).save_asked_at == b.NOW
+
+
+def test_a_save_told_by_node_rank_0_is_a_progress_report_at_once(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.store.update_node(replace(ports.store.owners[b.LEADER], step=40, step_at=b.NOW))
+    pointer = b.saved(step=30).pointer
+    saved = reports.CheckpointSaved(
+        job=job.id, attempt=1, instance=b.LEADER, at=b.NOW + 9, save=pointer.save,
+        manifest_sha256=pointer.manifest_sha256, step=30, loss=float("nan"), tokens_per_s=5.0,
+    )  # fmt: skip
+    take_all(ports, saved)
+    node = ports.store.owners[b.LEADER]
+    assert (node.step, node.step_at, node.loss) == (40, b.NOW, None)
+    assert (node.tokens_per_s, node.reported_at) == (5.0, b.NOW + 9)
+    take_all(ports, replace(saved, tokens_per_s=None, instance=b.OTHER))
+    assert ports.store.owners[b.OTHER].reported_at is None

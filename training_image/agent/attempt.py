@@ -81,6 +81,8 @@ class Attempt:
         self._outcome: Outcome | None = None
         self._saved: dict[str, Committed] = {}
         self._said_final: set[str] = set()
+        self._withheld: Committed | None = None
+        self._progress: RankProgress | None = None
         self._asked: str | None = None
         self._bad_since: float | None = None
         self._started = False
@@ -140,6 +142,7 @@ class Attempt:
 
     def leave(self) -> None:
         """Nothing of the attempt runs on this node; saves that were not committed are given up."""
+        self._tell_withheld()
         self.state = State.OVER
         self.saves.loop.close()
         self._fetch.loop.close()
@@ -221,6 +224,7 @@ class Attempt:
         progress = self._read(self._run_dir / "progress.json", RankProgress)
         if progress is None:
             return
+        self._progress = progress
         if progress.started and not self._started:
             self._started = True
             self._say_started(progress)
@@ -288,6 +292,7 @@ class Attempt:
     def _fail(self, crash: Crash) -> None:
         self._end_ranks()
         self._journal.note("outcome", outcome="failed", failure=crash.failure, reason=crash.reason)
+        self._tell_withheld()
         self._say(
             Failed,
             failure=crash.failure,
@@ -370,22 +375,46 @@ class Attempt:
         if final:
             self._said_final.add(manifest.save)
         elif self.node_rank >= self._tools.pace.heartbeat_nodes:
-            # Nothing waits for it, the next save outdoes it, and the head has it: two nodes are enough to tell.
             return
+        elif self.node_rank > 0 and manifest.answers_generation == 0:
+            # Nothing waits for it, the next save outdoes it, and the head has it: one node is enough to tell, and this
+            # one does when the attempt ends before either of them has told a later save.
+            self._withheld = committed
+            return
+        self._withheld = None
+        self._tell_saved(
+            committed,
+            final=final,
+            existing=existing,
+            answers_generation=manifest.answers_generation if answers_generation is None else answers_generation,
+        )
+
+    def _tell_withheld(self) -> None:
+        committed, self._withheld = self._withheld, None
+        if committed is not None:
+            self._tell_saved(committed, final=False, existing=False, answers_generation=0)
+
+    def _tell_saved(self, committed: Committed, *, final: bool, existing: bool, answers_generation: int) -> None:
+        manifest = committed.manifest
+        if self._progress is not None:
+            self._next_progress_at = self._tools.clock() + self.spec.report_s
         self._say(
             CheckpointSaved,
             save=manifest.save,
             manifest_sha256=committed.sha256,
             step=manifest.step,
             final=final,
-            answers_generation=manifest.answers_generation if answers_generation is None else answers_generation,
+            answers_generation=answers_generation,
             existing=existing,
             size_bytes=sum(file.size_bytes for file in manifest.files),
             parent=manifest.parent,
+            loss=self._progress.loss if self._progress else None,
+            tokens_per_s=self._progress.tokens_per_s if self._progress else None,
         )
 
     def _over(self, kind: type[Report], **fields: object) -> None:
         self._end_ranks()
+        self._tell_withheld()
         self._say(kind, **fields)
         self.state = State.OVER
 

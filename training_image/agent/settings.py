@@ -60,7 +60,7 @@ class Pace:
     metadata_s: float = 2.0
     warnings_s: float = 30.0
     ready_s: float = 3.0
-    ready_most_s: float = 15.0
+    ready_most_s: float = 120.0
     heartbeat_s: float = 10.0
     heartbeat_nodes: int = 2
     progress_look_s: float = 0.5

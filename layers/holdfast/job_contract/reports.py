@@ -100,7 +100,10 @@ class Progress(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Report):
-    """The save is committed: manifest and head are in. `existing` = it already held the step, nothing was written."""
+    """The save is committed: manifest and head are in. `existing` = it already held the step, nothing was written.
+
+    From node rank 0 it is a progress report at once: `loss` and `tokens_per_s` as they were last.
+    """
 
     kind: ClassVar[str] = "checkpoint_saved"
     save: str
@@ -111,6 +114,8 @@ class CheckpointSaved(Report):
     existing: bool = False
     size_bytes: int = 0
     parent: SavePointer | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

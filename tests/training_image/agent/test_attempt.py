@@ -142,6 +142,22 @@ def test_only_the_first_nodes_tell_of_a_save_that_answers_no_order(start_node, p
     assert nodes[1].heard("checkpoint_saved") == []
 
 
+def test_the_second_node_tells_of_such_a_save_when_the_attempt_ends_without_a_later_one(start_node, play):
+    nodes = [start_node(rank) for rank in range(2)]
+    for node in nodes:
+        node.orders.value = play.seen("run", 3, nodes=2)
+    nodes[0].wait_for("started", nodes[1])
+    for node in nodes:
+        (node.run_dir / "save").touch()
+    first = nodes[0].wait_for("checkpoint_saved", nodes[1])
+    play.until(lambda: nodes[1].agent.attempt.saves.newest and nodes[1].agent.attempt.saves.results.empty(), *nodes)
+    assert nodes[1].heard("checkpoint_saved") == []
+    nodes[1].agent.attempt.leave()
+    [second] = nodes[1].heard("checkpoint_saved")
+    assert (second.save, second.final, second.tokens_per_s) == (first.save, False, None)
+    assert first.tokens_per_s is not None
+
+
 def test_a_notice_starts_the_checkpoint_alone_and_the_order_only_raises_its_generation(start_node, play):
     node = start_node()
     started(node, play)

@@ -68,6 +68,9 @@ NOTICE_KEPT_S = 86400
 TELLS = "tells"
 """Set by a write that brings news, and by no other: a stream's filter sees one image, so it cannot compare two."""
 
+FREES = "frees"
+"""Likewise on the ledger: set by a write that gave a place back, so that a start wakes no dispatch."""
+
 
 class JobTable:
     """Keeps ports.JobStore on two DynamoDB tables."""
@@ -232,9 +235,10 @@ class JobTable:
             raise
 
     def _ledger_put(self, before: Ledger, after: Ledger) -> dict[str, Any]:
+        frees = {FREES: True} if after.freed > before.freed else {}
         return {
             "TableName": self.jobs,
-            "Item": to_item({**_key("LEDGER", "ROW"), **plain(after)}),
+            "Item": to_item({**_key("LEDGER", "ROW"), **plain(after), **frees}),
             "ConditionExpression": "version = :before" if before.version else "attribute_not_exists(pk)",
             **({"ExpressionAttributeValues": to_item({":before": before.version})} if before.version else {}),
         }

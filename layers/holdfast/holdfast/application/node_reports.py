@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
-from holdfast.application.notices import advised, interrupted, maintenance
+from holdfast.application.notices import Fate, advised, maintenance, node_interrupted
 from holdfast.application.ports import Ports
 from holdfast.application.quarantine import inspect, inspect_network
 from holdfast.application.record import record
@@ -41,15 +41,29 @@ MAINTENANCE = frozenset(
 
 
 class NodeReports:
-    """Takes the reports of member nodes; a report of anybody else raises Rejected."""
+    """Takes the reports of member nodes; a report of anybody else raises Rejected.
 
-    def __init__(self, ports: Ports) -> None:
+    `together` are those that came in one batch: their nodes are read at once, and their notices for one attempt of a
+    job are written at once.
+    """
+
+    def __init__(self, ports: Ports, together: Sequence[reports.Report] = ()) -> None:
         self.ports = ports
+        several = sorted({report.instance for report in together}) if len(together) > 1 else []
+        self._known = {node.instance: node for node in ports.store.nodes(several)} if several else {}
+        self._unread = dict(self._known)
+        self._ending = {
+            report.instance: report.deadline_at
+            for report in together
+            if _ends_machine(report) and _of(self._known.get(report.instance), report)
+        }
+        self._told: set[str] = set()
 
     def take(self, report: reports.Report) -> None:
         """The job and the node's item say what the report said."""
-        node = self.ports.store.node(report.instance)
-        if node is None or node.job != report.job:
+        # Its first report may go by what the batch read; after that its item may be another.
+        node = self._unread.pop(report.instance, None) or self.ports.store.node(report.instance)
+        if node is None or not _of(node, report):
             raise Rejected("not_a_member", f"{report.instance} is not a node of {report.job}")
         taker = TAKERS.get(type(report))
         if taker is not None:
@@ -106,15 +120,18 @@ class NodeReports:
             self._record(problem, node.job)
 
     def _progress(self, report: reports.Progress, node: Node) -> None:
-        step_at = report.at if report.step != node.step else node.step_at
+        self._stands(node, at=report.at, step=report.step, loss=report.loss, tokens_per_s=report.tokens_per_s)
+
+    def _stands(self, node: Node, *, at: float, step: int, loss: float | None, tokens_per_s: float) -> None:
+        step_at = at if step != node.step else node.step_at
         self.ports.store.update_node(
             replace(
                 node,
-                step=report.step,
+                step=step,
                 step_at=step_at,
-                loss=_number(report.loss),
-                tokens_per_s=_number(report.tokens_per_s),
-                reported_at=report.at,
+                loss=_number(loss),
+                tokens_per_s=_number(tokens_per_s),
+                reported_at=at,
             )
         )
 
@@ -139,6 +156,10 @@ class NodeReports:
             CheckpointSaved(at=report.at, attempt=report.attempt, pointer=pointer, parent=report.parent, final=final),
             report.job,
         )
+        if report.tokens_per_s is not None:
+            # The ranks may have told a later step while the save was uploaded.
+            step = max(report.step, node.step)
+            self._stands(node, at=report.at, step=step, loss=report.loss, tokens_per_s=report.tokens_per_s)
 
     def _finished(self, report: reports.Finished, node: Node) -> None:
         self._record(TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job)
@@ -159,16 +180,39 @@ class NodeReports:
         elif report.action in MAINTENANCE:
             maintenance([report.instance], self.ports, starts_at=report.deadline_at, cause=report.action)
         else:
-            # About the machine, not about the attempt under which the node says it: it may be held, or in the next one.
-            interrupted(report.instance, self.ports, deadline_at=report.deadline_at, cause="metadata")
+            self._machine_ends(report, node)
+
+    def _machine_ends(self, report: reports.NoticeSeen, node: Node) -> None:
+        """About the machine, not about the attempt under which the node says it: it may be held, or in the next one."""
+        if node.instance in self._told:
+            return
+        others = [one for one in self._ending if one not in self._told and _mates(self._known[one], node)]
+        deadline_at = min([report.deadline_at, *(self._ending[one] for one in others)])
+        told = node_interrupted(node, self.ports, deadline_at=deadline_at, cause="metadata", others=others)
+        if told.job is not None and told.fate is Fate.TAKEN:
+            self._told.update(told.job.doomed)
 
     def _record(self, event: Event, job_id: str) -> Job:
         return record(event, job_id, self.ports)
 
 
-def _number(value: float) -> float | None:
+def _number(value: float | None) -> float | None:
     """Return the value; None for NaN and infinity, which a diverging run reports and DynamoDB cannot hold."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _ends_machine(report: reports.Report) -> TypeGuard[reports.NoticeSeen]:
+    return isinstance(report, reports.NoticeSeen) and report.action != REBALANCE and report.action not in MAINTENANCE
+
+
+def _of(node: Node | None, report: reports.Report) -> bool:
+    return node is not None and node.job == report.job
+
+
+def _mates(one: Node, other: Node) -> bool:
+    """True for two members of one attempt; what is held has a way of its own."""
+    both_members = one.state is other.state is Ownership.MEMBER
+    return both_members and one.instance != other.instance and (one.job, one.attempt) == (other.job, other.attempt)
 
 
 TAKERS: Mapping[type[reports.Report], Callable[[NodeReports, Any, Node], None]] = {

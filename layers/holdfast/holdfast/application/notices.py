@@ -47,11 +47,21 @@ def interrupted(instance: str, ports: Ports, *, deadline_at: float, cause: str =
     node = ports.store.node(instance)
     if node is None:
         return Told(instance=instance, fate=Fate.FOREIGN)
+    return node_interrupted(node, ports, deadline_at=deadline_at, cause=cause)
+
+
+def node_interrupted(node: Node, ports: Ports, *, deadline_at: float, cause: str, others: Sequence[str] = ()) -> Told:
+    """The node's job is interrupted; `others` are members of the same attempt whose notices came with this one."""
     if node.state is Ownership.HELD:
         # It was kept for the next attempt, and that will find it gone.
-        ports.store.mark_ending([instance], node.job, ports.clock())
+        ports.store.mark_ending([node.instance], node.job, ports.clock())
     event = InterruptionNoticed(
-        at=ports.clock(), attempt=node.attempt, instance=instance, deadline_at=deadline_at, cause=cause
+        at=ports.clock(),
+        attempt=node.attempt,
+        instance=node.instance,
+        deadline_at=deadline_at,
+        others=tuple(others),
+        cause=cause,
     )
     told = _tell(event, node, ports)
     _warn_pool(told, ports)
@@ -185,13 +195,18 @@ def _warn_pool(told: Told, ports: Ports) -> None:
 
     Best effort: whoever has claimed the warning and dies leaves these jobs to notices of their own.
     """
-    if told.job is None or told.fate is not Fate.TAKEN or not told.job.pool:
+    if told.job is None or told.fate is not Fate.TAKEN or not told.job.pool or _follows_another(told):
         return
     now = ports.clock()
     if ports.store.claim(f"pool-warning/{told.job.pool}", now, now + notices.REBALANCE_COOL_DOWN_S):
         for neighbour in _neighbours(told.job, ports)[: notices.POOL_JOBS_WARNED]:
             cause = f"{told.job.pool} is being taken back"
             record(EarlySaveAdvised(at=now, attempt=neighbour.attempt, cause=cause), neighbour.id, ports)
+
+
+def _follows_another(told: Told) -> bool:
+    """True for a notice after the job's first in this attempt, which has warned the pool: a gang has hundreds."""
+    return told.job is not None and bool(told.job.doomed) and told.job.doomed[0] != told.instance
 
 
 def _neighbours(job: Job, ports: Ports) -> Sequence[Job]:

@@ -17,6 +17,7 @@ from holdfast.domain.transitions import advance
 
 RETRY_FOR_S = 10.0
 FIRST_PAUSE_S = 0.02
+CROWDED_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
 
 
@@ -49,7 +50,7 @@ def record(event: Event, job_id: str, ports: Ports) -> Job:
                 raise
             if isinstance(event, InterruptionNoticed) and not crowded:
                 ports.store.leave_notice(job_id, event.attempt, event.instance, event.deadline_at)
-                crowded, pause_s = True, LONGEST_PAUSE_S
+                crowded, pause_s = True, CROWDED_PAUSE_S
             ports.pause(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     _do_what_is_owed(after, event, ports)
