@@ -8,6 +8,7 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from holdfast.application.launch import Launch
+from holdfast.application.terms import terms
 from holdfast.messages.acceptance import candidates_of, prefix_of
 from holdfast.messages.job_request import read_request
 from holdfast.messages.step_input import StepInput, read_step
@@ -18,7 +19,7 @@ from holdfast.runtime.wiring import supervisor
 @logger.inject_lambda_context(clear_state=True)
 @tracer.capture_lambda_handler(capture_response=False)
 def handler(event: dict[str, Any], context: LambdaContext) -> Mapping[str, Any]:
-    step, launch = read_step(StepInput, event), Launch(supervisor())
+    step, launch = read_step(StepInput, event), Launch(supervisor(), terms=terms)
     request, job = read_request(supervisor().store.accepted_body(step.job)), supervisor().store.load(step.job)
     answer = launch.run(
         step.job,

@@ -54,7 +54,14 @@ def intended(attempt: int = 1, fleet: str | None = None) -> events.FleetIntended
 def bought(attempt: int = 1) -> events.FleetBought:
     fleet = f"demo-0123456789-{attempt}-0"
     return events.FleetBought(
-        at=NOW, attempt=attempt, fleet=fleet, instance_type="c7i.large", zone="us-east-1a", market="spot", nodes=2
+        at=NOW,
+        attempt=attempt,
+        fleet=fleet,
+        instance_type="c7i.large",
+        zone="us-east-1a",
+        market="spot",
+        nodes=2,
+        node_usd_h=0.036,
     )
 
 

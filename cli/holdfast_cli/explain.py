@@ -31,6 +31,7 @@ class Explanation:
     code: str
     why: str
     unblock: str
+    cost: str
     restarts: tuple[str, ...]
     decisions: tuple[str, ...]
     log_tail: str
@@ -76,6 +77,7 @@ def explained(sight: Sight, history: Sequence[Mapping[str, Any]], ahead: Sequenc
         code=code,
         why=why,
         unblock=unblock,
+        cost=show.money(job, now),
         restarts=tuple(_restarts(history)),
         decisions=tuple(show.decision(item) for item in history[-LAST_DECISIONS:]),
         log_tail=next((tail for item in reversed(history) if (tail := _tail(item))), ""),
@@ -92,8 +94,9 @@ def _because(
     if job.phase is Phase.PAUSED:
         return "paused", f"paused{_asker(history, Intent.PAUSE)}", f"holdfast resume {job.id}"
     if job.intent is not Intent.RUN:
+        code = job.limit or f"{job.intent.value}_asked"
         wish = f"{job.intent.value} was asked{_asker(history, job.intent)}" if job.intent in WISHES else job.reason
-        return f"{job.intent.value}_asked", f"{wish}; {job.stage or 'it saves first'}", "nothing: it is being done"
+        return code, f"{wish}; {job.stage or 'it saves first'}", "nothing: it is being done"
     if job.phase in WAITING:
         return _waiting(job, ahead, now)
     if job.phase is Phase.LAUNCHING:
@@ -156,6 +159,7 @@ def _facts(told_of: Explanation) -> list[tuple[str, str]]:
         ("phase", told_of.phase),
         ("why", f"{told_of.why} ({told_of.code})"),
         ("what helps", told_of.unblock),
+        ("cost", told_of.cost),
         *(("ended", line) for line in told_of.restarts),
         *(("decided", line) for line in told_of.decisions),
     ]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.domain.cost import cost
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Intent
 from holdfast_cli.stack import Sight
@@ -41,7 +42,19 @@ def as_json_line(data: Any) -> None:
 def job_data(job: Job, now: float) -> dict[str, Any]:
     """Return the row as plain data, with what is derived from it."""
     saved_age = {"saved_age_s": round(now - job.saved.at, 3)} if job.saved else {}
-    return {**plain(job), "over": job.over, **saved_age}
+    total = cost(job, now)
+    told = {"cost_usd": total.known_usd, "unpriced_node_seconds": total.unpriced_s}
+    return {**plain(job), "over": job.over, **told, **saved_age}
+
+
+def money(job: Job, now: float) -> str:
+    """Return what the job has cost so far, in words."""
+    total = cost(job, now)
+    budget = f" of {job.budget_usd:g} USD" if job.budget_usd is not None else " USD"
+    unpriced = f"{total.unpriced_s:,.0f} node-seconds of unknown price"
+    if total.known_usd is None:
+        return unpriced
+    return f"about {total.usd:.2f}{budget}" + (f", and {unpriced}" if total.unpriced_s else "")
 
 
 def sight_data(sight: Sight, now: float) -> dict[str, Any]:
@@ -144,6 +157,7 @@ def _facts(sight: Sight, now: float) -> Iterable[tuple[str, str]]:
     yield "progress", progress(sight)
     saved = job.saved
     yield "last save", f"{saved.save}, {age(now - saved.at)} ago" if saved else "none yet"
+    yield "cost", money(job, now)
     yield "submitted", f"{clock_time(job.submitted_at)} UTC"
     if job.ended_at is not None:
         yield "ended", f"{clock_time(job.ended_at)} UTC"

@@ -34,6 +34,7 @@ NEEDS = {
 
 
 IMAGE = "ami-0123456789abcdef0"
+SPOT_USD_PER_VCPU_H = 0.018
 
 
 class Refusal(Exception):
@@ -56,6 +57,7 @@ class Ec2:
             "GetConsoleOutput": self.get_console_output,
             "DescribeInstanceTypes": describe_instance_types,
             "DescribeInstanceTypeOfferings": describe_instance_type_offerings,
+            "DescribeSpotPriceHistory": describe_spot_price_history,
             "DescribeLaunchTemplateVersions": describe_launch_template_versions,
             "DescribeCapacityReservations": describe_capacity_reservations,
             "CreatePlacementGroup": self.create_placement_group,
@@ -281,6 +283,28 @@ def describe_instance_type_offerings(request: dict) -> dict:
     return {
         "InstanceTypeOfferings": [
             one for one in offers if _matches(filters, lambda name, one=one: [one.get(facts.get(name, ""), "")])
+        ]
+    }
+
+
+def describe_spot_price_history(request: dict) -> dict:
+    """Each type at one price a vCPU, the same in every zone and at all times: invented, but of the right size."""
+    types = instance_types()
+    names = [name for name in request.get("InstanceTypes") or sorted(types) if name in types]
+    zones = sorted({subnet["AvailabilityZone"] for subnet in ec2._subnets.values()})
+    product = (request.get("ProductDescriptions") or ["Linux/UNIX"])[0]
+    prices = {name: f"{types[name]['VCpuInfo']['DefaultVCpus'] * SPOT_USD_PER_VCPU_H:.6f}" for name in names}
+    return {
+        "SpotPriceHistory": [
+            {
+                "InstanceType": name,
+                "AvailabilityZone": zone,
+                "ProductDescription": product,
+                "SpotPrice": prices[name],
+                "Timestamp": iso(0.0),
+            }
+            for name in names
+            for zone in zones
         ]
     }
 

@@ -111,6 +111,7 @@ class Cloud:
                 zone="us-east-1a",
                 market="spot",
                 nodes=2,
+                node_usd_h=0.036,
             ),
             AllReady(at=AT + 4, attempt=1, roster_id="r"),
             TrainingStarted(at=AT + 5, attempt=1, step=1),

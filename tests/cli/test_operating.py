@@ -246,7 +246,7 @@ def test_explain_has_a_code_and_a_sentence_for_every_state(cloud: Cloud, state: 
         "interrupted": (notice,),
         "resuming": (notice, FleetLost(at=AT + 50, attempt=1, instances=(NODE, "i-0a1b2c3d4e5f60002"))),
         "paused": (PauseRequested(at=AT + 40, request="p", cause="ada"), AttemptClosed(at=AT + 60, attempt=1)),
-        "limit": (LimitPassed(at=AT + 40, reason="limits.run_s = 1 passed"),),
+        "limit": (LimitPassed(at=AT + 40, attempt=1, reason="limits.run_s = 1 passed"),),
     }
     cloud.happens(JOB, *after.get(state, ()))
     if state == "over":
@@ -634,3 +634,15 @@ def test_the_verbs_know_events_that_only_a_fleet_makes(cloud: Cloud) -> None:
         TrainingStarted(at=AT + 5, attempt=1, step=1, restored=SAVE.save, fell_back=("step-00000050.a0001.s02",)),
     )
     assert "fell_back step-00000050.a0001.s02" in holdfast("events", JOB).stdout
+
+
+def test_status_and_explain_tell_what_a_job_has_cost_and_why_a_spent_budget_ended_it(cloud: Cloud) -> None:
+    cloud.accept()
+    cloud.run(JOB)
+    assert told("status", JOB)["cost_usd"] > 0
+    assert "of 5 USD" in holdfast("status", JOB).stdout
+    reason = "about 5.01 USD of limits.budget_usd = 5 are spent"
+    cloud.happens(JOB, LimitPassed(at=AT + 40, attempt=1, reason=reason, failure="budget_spent"))
+    why = told("explain", JOB)
+    assert (why["code"], reason in why["why"]) == ("budget_spent", True)
+    assert why["cost"].startswith("about ")

@@ -49,7 +49,7 @@ def test_the_sample_of_a_change_of_phase_is_one() -> None:
 
 
 def test_a_result_has_the_fields_that_are_documented_and_no_other() -> None:
-    most = result_message(ended(failure="crash"), bucket="saves", cost_usd=1.5)
+    most = result_message(ended(failure="crash", unpriced_s=30.0), bucket="saves")
     assert ["id", *sorted(most)] == ["id", *sorted(set(table("Field of the result")) - {"id"})]
 
 

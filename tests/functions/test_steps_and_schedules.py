@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
-from bench.world.ec2 import SEEN_AFTER_S
+from bench.world.ec2 import SEEN_AFTER_S, SUBNETS
 from bench.world.world import World
 from job_contract.orders import Wait
 from tests import builders as b
@@ -59,6 +62,23 @@ def test_a_fleet_is_launched_once_and_every_machine_is_owned(world: World) -> No
     owners = {item["instance"] for item in world.items() if item["sk"] == "NODE"}
     assert owners == {instance.instance_id for instance in world.ec2.live}
     assert len(owners) == 2
+
+
+def test_a_launch_keeps_the_spot_price_that_stood_when_it_bought(world: World) -> None:
+    usual = world.wire.answers["ec2"]
+    price = {"InstanceType": "c7i.large", "ProductDescription": "Linux/UNIX", "SpotPrice": "0.0412"}
+    prices = [
+        {**price, "AvailabilityZone": zone, "Timestamp": datetime.fromtimestamp(b.NOW - 60, UTC)}
+        for zone in SUBNETS.values()
+    ]
+
+    def answer(name: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
+        return {"SpotPriceHistory": prices} if name == "DescribeSpotPriceHistory" else usual(name, params)
+
+    world.wire.answers["ec2"] = answer
+    launching(world)
+    world.call("LaunchFleet", b.sample(STEP))
+    assert job_now().node_usd_h == 0.0412
 
 
 def test_a_launch_without_capacity_is_refused_and_owns_nothing(world: World) -> None:

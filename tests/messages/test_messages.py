@@ -309,13 +309,14 @@ def ended_job(**changes: Any) -> Job:
         "saved": Saved(save="step-00000120.a0002.s03", manifest_sha256="ab" * 32, at=8.0),
         "lost_steps": 3,
         "node_seconds": 1500.5,
+        "counted_usd": 1.5,
         "ended_at": 10.0,
     }
     return Job(**{**facts, **changes})
 
 
 def test_a_result_says_how_the_job_ended_and_where_its_checkpoint_is() -> None:
-    assert result_message(ended_job(), bucket="checkpoints", cost_usd=1.5) == {
+    assert result_message(ended_job(), bucket="checkpoints") == {
         "schema": "holdfast.result/1",
         "job": JOB,
         "name": "tiny llama",

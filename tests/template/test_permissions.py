@@ -143,6 +143,8 @@ ENDERS = {
         ("ec2:GetConsoleOutput", ENDERS),
         ("events:PutEvents", {"publish_changes"}),
         ("s3:PutObject", {"launch_fleet", "write_report"}),
+        ("ec2:DescribeSpotPriceHistory", {"accept_request", "launch_fleet"}),
+        ("servicequotas:GetServiceQuota", {"accept_request", "launch_fleet"}),
         ("s3:DeleteObject", set()),
         ("dynamodb:Scan", set()),
     ],

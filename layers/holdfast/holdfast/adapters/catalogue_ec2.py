@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
 from holdfast.adapters.aws_errors import code_of, transient
 from holdfast.domain.catalogue import InstanceType, Offers, quota_code
@@ -108,6 +108,8 @@ class Look:
     def _asked(self, what: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
+        except (ConnectionError, HTTPClientError) as error:
+            raise Unavailable(f"{what} cannot be read now: {error}") from error
         except ClientError as error:
             if transient(error):
                 raise Unavailable(f"{what} cannot be read now: {code_of(error)}") from error

@@ -7,6 +7,7 @@ Two looks at once are safe: a start holds only while the ledger is the one that 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 
 from holdfast.application.apart import Faults
@@ -20,6 +21,7 @@ from holdfast.domain.events import AttemptStarted, GaveUp, PlaceWanted
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger
 from holdfast.domain.queueing import MOST_STARTS, Decision, Waiter, order
+from holdfast.domain.recovery import unaffordable
 
 MOST_LOOKS = 4
 """After a race, or after as many starts as one look may make, the line is looked at again; then the tick goes on."""
@@ -66,6 +68,7 @@ class Dispatch:
         # The index may be stale: what is acted on is read strongly, in one batch.
         rows = {job.id: job for job in store.load_all(sorted({*decision.starts, *late}))}
         self._give_up(late, rows)
+        self._end_the_broke(decision.starts, rows)
         try:
             self._start(decision, {job.id: job for job in waiting}, rows, ledger)
         except Raced:
@@ -107,7 +110,19 @@ class Dispatch:
             self.set_aside.add(job_id)
             reason = f"limits.wait_s = {job.wait_s} passed before training could start"
             with self.faults.apart(job_id):
-                let_go(record(GaveUp(at=now, reason=reason), job_id, self.ports), self.ports)
+                let_go(record(GaveUp(at=now, reason=reason, branch=job.branch), job_id, self.ports), self.ports)
+
+    def _end_the_broke(self, starts: Sequence[str], rows: dict[str, Job]) -> None:
+        """A job whose budget pays for no useful attempt any more has failed, with the way out."""
+        for job_id in starts:
+            job, now = rows.get(job_id), self.ports.clock()
+            why = unaffordable(job, now) if job is not None and job.dispatchable else None
+            if job is None or why is None:
+                continue
+            self.set_aside.add(job_id)
+            spent = GaveUp(at=now, reason=why.reason, failure=why.failure, branch=job.branch)
+            with self.faults.apart(job_id):
+                let_go(record(spent, job_id, self.ports), self.ports)
 
     def _ask_for_room(self, decision: Decision) -> None:
         for asked in decision.preempt:

@@ -14,6 +14,7 @@ from holdfast.application.offers import LOOK_AGAIN_S, Offers, Quotas, Round, Sto
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import rejoin
+from holdfast.application.terms import ReadTerms, Terms, unread
 from holdfast.domain.errors import IdentityReused, PurchaseRefused, Unavailable
 from holdfast.domain.events import CapacityRefused, Event, FleetBought, FleetIntended, GaveUp
 from holdfast.domain.job import Job
@@ -22,6 +23,7 @@ from holdfast.domain.phase import ALIVE, Intent, Phase
 from holdfast.domain.placement import (
     CALLS_AN_HOUR,
     CLUSTER,
+    ON_DEMAND,
     Candidate,
     Patience,
     Prices,
@@ -29,6 +31,7 @@ from holdfast.domain.placement import (
     cooled,
     fleet_name,
     jitter_of,
+    node_price,
     pools_of,
     ranked,
     spread,
@@ -65,10 +68,15 @@ REASON_CHARACTERS = 500
 
 
 class Launch:
-    """One run of the launch step for one attempt of one job; `quotas_reached` counts refusals for want of a quota."""
+    """One run of the launch step for one attempt of one job; `quotas_reached` counts refusals for want of a quota.
 
-    def __init__(self, ports: Ports, *, prices: Prices | None = None, quotas: Quotas | None = None) -> None:
-        self.ports, self.prices = ports, prices or {}
+    `prices` order the candidates, the user's order counts without them; `terms` reads what the machines cost.
+    """
+
+    def __init__(
+        self, ports: Ports, *, prices: Prices | None = None, quotas: Quotas | None = None, terms: ReadTerms = unread
+    ) -> None:
+        self.ports, self.prices, self._read_terms, self.terms = ports, prices or {}, terms, Terms()
         self.offers = Offers(ports, quotas or {})
         self._refused_for_quota = 0
 
@@ -103,6 +111,7 @@ class Launch:
             head = self.ports.checkpoints.take_over(prefix, job, attempt)
         except IdentityReused as refusal:
             return self._give_up(job_id, attempt, str(refusal))
+        self.terms = self._read_terms(candidates, self.ports)
         patience = self.ports.store.patience(job_id)
         this = Round(job_id=job_id, attempt=attempt, head=head, ends_at=ends_at, patience=patience, image=image)
         try:
@@ -120,8 +129,12 @@ class Launch:
         # Read again: a newer attempt of this very job may have taken the head over meanwhile.
         if not _wanted(self.ports.store.load(job_id), attempt):
             return _answer("withdrawn")
-        record(GaveUp(at=self.ports.clock(), reason=reason), job_id, self.ports)
+        self._end(reason, job_id)
         return _answer("refused")
+
+    def _end(self, reason: str, job_id: str) -> None:
+        job = self.ports.store.load(job_id)
+        record(GaveUp(at=self.ports.clock(), reason=reason, branch=job.branch if job else 0), job_id, self.ports)
 
     def _rejoin(self, job: Job, this: Round) -> str | None:
         def missing(fleet: str, candidate: Candidate) -> tuple[Purchase | None, str]:
@@ -129,7 +142,10 @@ class Launch:
             purchase = self.offers.purchase(fleet, candidate, this)
             return purchase, "; ".join(this.reasons)
 
-        return rejoin(job, this.attempt, _resume_from(this.head), missing, self.ports)
+        pool = job.pool
+        new = node_price(self.terms.prices, pool.instance_type, pool.zone, [pool.market]) if pool else None
+        price = job.node_usd_h if new is None else new
+        return rejoin(job, this.attempt, _resume_from(this.head), missing, self.ports, node_usd_h=price)
 
     def _look(self, this: Round, asked: Sequence[Candidate]) -> None:
         this.subnets = self.ports.fleets.subnets()
@@ -277,7 +293,7 @@ class Launch:
         )
         if gang.extra:
             self.ports.store.mark_ending(gang.extra, this.job_id, now)
-        whole = replace(intent, nodes=len(gang.instances))
+        whole = replace(intent, nodes=len(gang.instances), node_usd_h=self._price(intent, gang, bought))
         closed = _closed(whole, gang.instances, "bought", now)
         self.ports.store.close_intent(closed)
         if gang.extra:
@@ -288,6 +304,17 @@ class Launch:
         )
         self._keep(replace(this.patience, refused_since=None, soon=0, unknown=0), this)
         self._tell_bought(closed, this, gang)
+
+    def _price(self, intent: FleetIntent, gang: Gang, bought: Bought) -> float | None:
+        purchase = intent.purchase
+        if purchase is not None and purchase.reservation_kind == ReservationKind.CAPACITY_BLOCK:
+            # Paid for when it was reserved.
+            return 0.0
+        usual = purchase.market if purchase else ""
+        markets = [
+            ON_DEMAND if purchase and purchase.reservation else bought.market_of(one) or usual for one in gang.instances
+        ]
+        return node_price(self.terms.prices, gang.instance_type, gang.zone, markets)
 
     def _tell_bought(self, intent: FleetIntent, this: Round, gang: Gang | None = None) -> None:
         purchase = intent.purchase
@@ -303,6 +330,7 @@ class Launch:
                 zone=zone,
                 market=purchase.market if purchase else "",
                 nodes=len(intent.instances),
+                node_usd_h=intent.node_usd_h,
             ),
             this,
         )
@@ -402,7 +430,7 @@ class Launch:
         reasons = "; ".join(dict.fromkeys(this.reasons)) or "no candidate is left"
         if this.fatal or not this.again_at:
             # Nothing that waiting could change.
-            self._record(GaveUp(at=now, reason=(this.fatal or reasons)[:REASON_CHARACTERS]), this)
+            self._end((this.fatal or reasons)[:REASON_CHARACTERS], this.job_id)
             return
         if this.patience.refused_since is None:
             self._keep(replace(this.patience, refused_since=now), this)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.application.ports import JobStore, Outbox
+from holdfast.domain.cost import cost
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S
-from holdfast.messages.result_message import result_id, result_message
+from holdfast.messages.result_message import known_usd, result_id, result_message
 
 PHASE_CHANGED = "Training Job Phase Changed"
 
@@ -50,6 +51,7 @@ def phase_change(job: Job) -> Mapping[str, Any]:
         "attempt": job.attempt,
         "step": job.step,
         "save": job.saved.save if job.saved else None,
+        "cost_usd": known_usd(cost(job, job.phase_at)),
         "over": job.over,
         "at": job.phase_at,
     }

@@ -49,9 +49,17 @@ Missing = Callable[[str, Candidate], tuple[Purchase | None, str]]
 """Turns the fleet's name and the missing nodes into a call to make; None with the reason why none is to be made."""
 
 
-def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Missing, ports: Ports) -> str | None:
+def rejoin(
+    job: Job,
+    attempt: int,
+    resume_from: ResumeFrom | None,
+    missing: Missing,
+    ports: Ports,
+    *,
+    node_usd_h: float | None = None,
+) -> str | None:
     """Return the outcome of the launch step with survivors: launched, withdrawn, or refused (wait, and ask again); None
-    when they were let go and a whole gang is to be bought.
+    when they were let go and a whole gang is to be bought. `node_usd_h` is the price of a node in their pool.
     """
     fleet = f"{job.id}-{attempt}-s"
     now = ports.clock()
@@ -92,6 +100,7 @@ def rejoin(job: Job, attempt: int, resume_from: ResumeFrom | None, missing: Miss
         zone=job.pool.zone,
         market=job.pool.market,
         nodes=len(members),
+        node_usd_h=node_usd_h,
     )
     told = record(whole, job.id, ports)
     if told.attempt != attempt or not told.attempt_open or told.phase not in ALIVE:

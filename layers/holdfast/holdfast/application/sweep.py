@@ -21,7 +21,7 @@ from holdfast.domain.events import Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import FleetIntent, Instance, suspect
 from holdfast.domain.phase import ALIVE, Intent, Phase
-from holdfast.domain.recovery import hung, over_limit
+from holdfast.domain.recovery import hung, passed
 
 START_GRACE_S = 30
 """A dispatch may be between its transaction and its StartExecution."""
@@ -148,10 +148,12 @@ class Sweep:
             yield Finding("hang", job.id, why)
 
     def _limits(self, job: Job) -> Iterable[Finding]:
-        reason = over_limit(job, self.ports.clock())
-        if reason and job.intent is Intent.RUN:
-            record(LimitPassed(at=self.ports.clock(), reason=reason), job.id, self.ports)
-            yield Finding("limit", job.id, reason)
+        now = self.ports.clock()
+        limit = passed(job, now)
+        if limit is not None and job.intent is Intent.RUN:
+            event = LimitPassed(at=now, attempt=job.attempt, reason=limit.reason, failure=limit.failure)
+            record(event, job.id, self.ports)
+            yield Finding("limit", job.id, limit.reason)
 
     def _here(self, instance: Instance | None, bought_at: float) -> bool:
         if instance is None:

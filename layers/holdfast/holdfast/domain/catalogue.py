@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 NO_ACCELERATOR, NVIDIA = "", "nvidia"
+EVERY_ZONE = "*"
 
 ADDRESSES_PER_NODE = 1
 """A node takes one address: its EFA interfaces are of type efa-only, which have none."""
@@ -62,6 +63,14 @@ class Offers:
 
     def quota(self, code: str | None) -> float | None:
         return self.quotas.get(code) if code else None
+
+
+def prices_of(offers: Offers, market: str) -> dict[tuple[str, str, str], float]:
+    """Return US dollars of a node-hour by (instance type, zone, market); an on-demand price holds in EVERY_ZONE."""
+    types = (offers.types or {}).values()
+    if market == "spot":
+        return {(kind.name, zone, market): usd for kind in types for zone, usd in kind.spot_usd.items()}
+    return {(kind.name, EVERY_ZONE, market): kind.on_demand_usd for kind in types if kind.on_demand_usd is not None}
 
 
 _QUOTAS: Mapping[tuple[str, str], str] = {

@@ -37,13 +37,17 @@ class FleetIntended(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetBought(AttemptEvent):
-    """The gang is whole: `nodes` machines, survivors of the last attempt counted in. `zone` empty = not known."""
+    """The gang is whole: `nodes` machines, survivors of the last attempt counted in. `zone` empty = not known.
+
+    `node_usd_h`: US dollars that a node costs an hour, on average over the gang, as known now; None = not known.
+    """
 
     fleet: str
     instance_type: str
     zone: str
     market: str
     nodes: int
+    node_usd_h: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,17 +151,26 @@ class SurvivorsHeld(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitPassed(Event):
-    """A limit of the job was passed while it had machines: checkpoint, stop, and fail with this reason."""
+class LimitPassed(AttemptEvent):
+    """A limit of the job was passed while it had machines: checkpoint, stop, and fail with this reason.
+
+    `failure` is the limit's class in failure.py.
+    """
 
     reason: str
+    failure: str = "limit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaveUp(Event):
-    """A limit was passed before the job had machines."""
+    """A limit was passed before the job had machines, or nothing can be bought for it. Of an older `branch`: too late.
+
+    `failure` is a class of failure.py, None = the one of the attempt before.
+    """
 
     reason: str
+    failure: str | None = None
+    branch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,9 @@ class Job:
     """One job. Times are seconds since 1970 (UTC). `attempt` is a fence only: it grows by one on every dispatch.
 
     `nodes` are wanted, `gang` is how many the current attempt has. `held` are survivors of the last attempt, kept until
-    `held_until` for the next one. `branch` grows when a job is tried again from an earlier save.
+    `held_until` for the next one. `branch` grows when a job is tried again from an earlier save. `node_usd_h` is the
+    price of a node-hour of its last fleet as known at purchase, None = unknown; `counted_usd` is what closed intervals
+    have cost, `held_from` when the one of held machines began (see cost.py). `limit` is the class of a limit it passed.
     """
 
     id: str
@@ -94,6 +96,7 @@ class Job:
     last_roster_id: str | None = None
     held: tuple[str, ...] = ()
     held_until: float | None = None
+    held_from: float | None = None
     resume_from: ResumeFrom | None = None
     doomed: tuple[str, ...] = ()
     deadline_at: float | None = None
@@ -114,11 +117,15 @@ class Job:
     step: int = 0
     saved: Saved | None = None
     failure: str | None = None
+    limit: str | None = None
     charged: dict[str, int] = field(default_factory=dict)
     interruptions: int = 0
     forced_checkpoints: int = 0
     fell_back: int = 0
     node_seconds: float = 0.0
+    node_usd_h: float | None = None
+    counted_usd: float = 0.0
+    unpriced_s: float = 0.0
     lost_steps: int = 0
     trained_s: float = 0.0
     branch: int = 0

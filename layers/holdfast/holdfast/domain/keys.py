@@ -106,8 +106,14 @@ def _(
 
 
 @_detail.register
-def _(event: GaveUp | LimitPassed) -> str:
-    return event.reason
+def _(event: GaveUp) -> str:
+    return f"{event.branch}#{event.reason}" if event.branch else event.reason
+
+
+@_detail.register
+def _(event: LimitPassed) -> str:
+    # A limit that was extended may be passed again in the same attempt; while the first stands, the row says so.
+    return f"{event.failure}#{round(event.at)}"
 
 
 # -- Warnings that leave the machines at work --------------------------------------------------------------------------

@@ -72,7 +72,8 @@ class FleetIntent:
     """Written before CreateFleet, closed after its answer is owned: what may exist in EC2 because of us.
 
     A retry repeats `purchase` to the letter, since its client token stands for it. An open intent that names
-    instances is a shortfall that was not given back yet.
+    instances is a shortfall that was not given back yet. `node_usd_h`: what a node of it costs an hour, as far as it
+    was known at purchase.
     """
 
     fleet: str
@@ -85,6 +86,7 @@ class FleetIntent:
     closed_at: float | None = None
     outcome: str = ""
     purchase: Purchase | None = None
+    node_usd_h: float | None = None
 
     def withdrawn(self, now: float) -> FleetIntent:
         """Return it closed: nothing was asked for under it, and nothing will be."""

@@ -129,7 +129,8 @@ def spread(asked: Sequence[Candidate], zones: Iterable[str]) -> tuple[Candidate,
 
 
 Prices = Mapping[tuple[str, str, str], float]
-"""US dollars an hour by (instance type, zone, market); what is not in it is not known."""
+"""US dollars an hour by (instance type, zone, market), ANY where a price holds in every zone; what is not in it is not
+known."""
 
 
 def ranked(asked: Sequence[Candidate], prices: Prices) -> list[tuple[int, Candidate]]:
@@ -155,6 +156,13 @@ def _price(candidate: Candidate, prices: Prices) -> float:
         for zone in candidate.zones
     ]
     return min(sums, default=math.inf)
+
+
+def node_price(prices: Prices, instance_type: str, zone: str, markets: Iterable[str]) -> float | None:
+    """Return what a node of the gang costs an hour, on average over `markets`, one entry a node; None = not known."""
+    known = [prices.get((instance_type, zone, one), prices.get((instance_type, ANY, one))) for one in markets]
+    told = [usd for usd in known if usd is not None]
+    return round(sum(told) / len(told), 6) if told and len(told) == len(known) else None
 
 
 def fleet_name(job: str, attempt: int, candidate: int) -> str:

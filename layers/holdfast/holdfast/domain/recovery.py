@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.domain.cost import HOUR_S, cost
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Intent, Phase
 
@@ -15,6 +16,9 @@ HOLD_AT_LEAST_S = 60.0
 HOLD_AT_MOST_S = 600.0
 REFUSED_RETRY_S = 20.0
 """Between two tries to buy the missing nodes while survivors are held."""
+
+USEFUL_S = 300.0
+"""An attempt that the budget ends sooner after its boot is not started."""
 
 HOLDABLE = frozenset({None, "preemption", "peer_lost", "lost"})
 """Ends that say nothing against the nodes that are still there."""
@@ -37,7 +41,7 @@ class Refused(StrEnum):
     RELEASE = "release"
 
 
-def after_loss(job: Job, alive: Collection[str], now: float, price_usd_h: float | None = None) -> Hold:
+def after_loss(job: Job, alive: Collection[str], now: float) -> Hold:
     """Return the survivors worth holding.
 
     Holding k nodes for t seconds costs k * t; letting them go costs a boot of all n nodes, n * boot_s, and the risk of
@@ -53,10 +57,10 @@ def after_loss(job: Job, alive: Collection[str], now: float, price_usd_h: float 
     if not survivors or len(survivors) >= job.gang:
         return Hold((), now, "nobody is left" if not survivors else "nobody is known to be lost")
     seconds = min(HOLD_AT_MOST_S, max(HOLD_AT_LEAST_S, job.gang * job.boot_s / len(survivors)))
-    cost = None if price_usd_h is None else len(survivors) * seconds / 3600 * price_usd_h
-    if cost is not None and job.budget_usd is not None and spent_usd(job, price_usd_h) + cost > job.budget_usd:
-        return Hold((), now, f"holding would cost {cost:.2f} USD, more than the budget has left")
-    priced = "" if cost is None else f", at most {cost:.2f} USD"
+    price = None if job.node_usd_h is None else len(survivors) * seconds / HOUR_S * job.node_usd_h
+    if price is not None and job.budget_usd is not None and cost(job, now).usd + price > job.budget_usd:
+        return Hold((), now, f"holding would cost {price:.2f} USD, more than the budget has left")
+    priced = "" if price is None else f", at most {price:.2f} USD"
     return Hold(survivors, now + seconds, f"{len(survivors)} of {job.gang} held for at most {seconds:.0f} s{priced}")
 
 
@@ -69,20 +73,47 @@ def after_refusal(job: Job, alive: int, now: float) -> Refused:
     return Refused.SHRINK if alive >= job.min_nodes else Refused.RELEASE
 
 
-def spent_usd(job: Job, price_usd_h: float | None) -> float:
-    """Return what the job's machines have cost so far at this price of a node-hour."""
-    return job.node_seconds / 3600 * (price_usd_h or 0.0)
+@dataclass(frozen=True)
+class Passed:
+    """A limit that the job has passed: its class in failure.py, and a sentence with the way out."""
+
+    failure: str
+    reason: str
 
 
-def over_limit(job: Job, now: float, price_usd_h: float | None = None) -> str | None:
+def passed(job: Job, now: float) -> Passed | None:
     """Return which limit a job with machines has passed, None while it is within all."""
     if job.trained_for_s(now) > job.run_s:
-        return f"limits.run_s = {job.run_s} passed"
-    if job.budget_usd is None or price_usd_h is None:
+        return Passed("limit", f"limits.run_s = {job.run_s} passed")
+    if job.budget_usd is None or cost(job, now).usd < job.budget_usd:
         return None
-    running = job.gang * (now - job.bought_at) if job.bought_at else 0.0
-    cost = (job.node_seconds + running) / 3600 * price_usd_h
-    return f"limits.budget_usd = {job.budget_usd:g} passed: {cost:.2f}" if cost > job.budget_usd else None
+    return Passed("budget_spent", f"{_spent(job, now)}; {_more_money(job)}")
+
+
+def unaffordable(job: Job, now: float) -> Passed | None:
+    """Return why what is left of the budget pays for no useful attempt, None while it may.
+
+    An attempt boots as long as the last one did, and trains for USEFUL_S, at the price of the last fleet. Without a
+    price only a budget that is spent is an answer.
+    """
+    if job.budget_usd is None:
+        return None
+    left = job.budget_usd - cost(job, now).usd
+    needed = job.nodes * (job.boot_s + USEFUL_S) / HOUR_S * (job.node_usd_h or 0.0)
+    if left > 0 and left >= needed:
+        return None
+    short = f"; {left:.2f} USD pay for less than {USEFUL_S:.0f} s of training" if left > 0 else ""
+    return Passed("budget_spent", f"{_spent(job, now)}{short}; {_more_money(job)}")
+
+
+def _spent(job: Job, now: float) -> str:
+    unpriced_s = cost(job, now).unpriced_s
+    more = f" (and {unpriced_s:.0f} node-seconds of unknown price)" if unpriced_s else ""
+    return f"about {cost(job, now).usd:.2f} USD{more} of limits.budget_usd = {job.budget_usd:g} are spent"
+
+
+def _more_money(job: Job) -> str:
+    return f"raise it with `holdfast extend {job.id} --budget-usd USD`, then `holdfast retry {job.id}`"
 
 
 HANG_AT_LEAST_S = 120.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.domain import failure
+from holdfast.domain import failure, recovery
+from holdfast.domain.cost import counted
 from holdfast.domain.errors import IllegalTransition
 from holdfast.domain.events import (
     AllReady,
@@ -134,6 +135,9 @@ def _stamp(before: Job, after: Job, event: Event) -> Job:
         changes["news"] = before.news + 1
     if ended:
         changes["ended_at"] = event.at if after.over else None
+    if after.held_from is not None and not after.attempt_open and not after.dispatchable:
+        # Whoever waits for nothing holds nothing: its survivors are let go.
+        after = counted(after, event.at)
     if after.waiting is not None and not after.dispatchable:
         changes["waiting"] = None
     return replace(after, **changes)
@@ -198,12 +202,14 @@ def _fleet_bought(job: Job, event: FleetBought, target: Phase) -> Job:
     if event.fleet != job.fleet:
         return job
     fewer = f" (of {job.nodes} wanted)" if event.nodes < job.nodes else ""
+    job = counted(job, event.at)
     return replace(
         job,
         stage=f"booting {event.nodes} x {event.instance_type} in {event.zone or 'one zone'}{fewer}",
-        bought_at=job.bought_at or event.at,
+        bought_at=event.at,
         pool=Pool(instance_type=event.instance_type, zone=event.zone, market=event.market) if event.zone else None,
         gang=event.nodes,
+        node_usd_h=event.node_usd_h,
         held=(),
         held_until=None,
     )
@@ -316,14 +322,22 @@ def _failed(job: Job, event: Failed, target: Phase) -> Job:
 
 
 def _gave_up(job: Job, event: GaveUp, target: Phase) -> Job:
-    given_up = replace(job, phase=target, stage="releasing machines", reason=event.reason)
+    if event.branch != job.branch:
+        return job
+    given_up = replace(
+        job,
+        phase=target,
+        stage="releasing machines",
+        reason=event.reason,
+        failure=event.failure or job.failure,
+    )
     return given_up if job.attempt_open else replace(given_up, stage="", reserved=None)
 
 
 def _limit_passed(job: Job, event: LimitPassed, target: Phase) -> Job:
-    if job.intent is not Intent.RUN or not job.attempt_open:
+    if job.intent is not Intent.RUN:
         return job
-    return replace(_stopped(replace(job, intent=Intent.EXPIRE), Phase.FAILED), reason=event.reason)
+    return replace(_stopped(replace(job, intent=Intent.EXPIRE, limit=event.failure), Phase.FAILED), reason=event.reason)
 
 
 def _cancel_requested(job: Job, event: CancelRequested, target: Phase) -> Job:
@@ -358,13 +372,17 @@ def _priority_changed(job: Job, event: PriorityChanged, target: Phase) -> Job:
 
 
 def _limits_extended(job: Job, event: LimitsExtended, target: Phase) -> Job:
-    return replace(
+    extended = replace(
         job,
         run_s=event.run_s or job.run_s,
         wait_s=event.wait_s or job.wait_s,
         attempts_limit=event.attempts or job.attempts_limit,
         budget_usd=event.budget_usd or job.budget_usd,
     )
+    if job.intent is not Intent.EXPIRE or recovery.passed(extended, event.at) is not None:
+        return extended
+    # The ranks may have stopped by now, so the order stands; the closing of the attempt judges the limits anew.
+    return replace(extended, reason="the limit was extended while it stopped: it goes on after this save")
 
 
 def _retry_requested(job: Job, event: RetryRequested, target: Phase) -> Job:
@@ -378,6 +396,7 @@ def _retry_requested(job: Job, event: RetryRequested, target: Phase) -> Job:
         reason="",
         charged={},
         failure=None,
+        limit=None,
         not_before=0.0,
         branch=job.branch + 1,
         retry_from=event.pointer,
@@ -408,12 +427,11 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
         over = failure.spent(charged, charged_as, job.attempts_limit) or failure.looping(charged_as, job.fruitless)
         charged[charged_as] = charged.get(charged_as, 0) + 1
     durable = parse_save_name(job.saved.save).step if job.saved else 0
-    node_seconds = job.node_seconds + (job.gang * (event.at - job.bought_at) if job.bought_at else 0.0)
     closed = replace(
-        job,
+        counted(job, event.at),
         attempt_open=False,
         charged=charged,
-        node_seconds=round(node_seconds, 1),
+        held_from=event.at if job.held else None,
         lost_steps=job.lost_steps + (max(0, event.step - durable) if job.phase is not Phase.COMPLETED else 0),
         trained_s=round(job.trained_for_s(event.at), 1),
         # Held survivors keep their part of the place.
@@ -422,7 +440,11 @@ def _settled(job: Job, event: AttemptClosed) -> Job:
     if closed.phase in ENDED:
         return replace(closed, stage="")
     if job.intent is Intent.EXPIRE:
-        return replace(closed, phase=Phase.FAILED, stage="", failure="limit")
+        limit = recovery.passed(closed, event.at)
+        if limit is not None:
+            return replace(closed, phase=Phase.FAILED, stage="", failure=limit.failure, reason=limit.reason)
+        closed = replace(closed, intent=Intent.RUN, limit=None)
+        job = closed
     if job.intent is not Intent.RUN:
         phase = Phase.CANCELLED if job.intent is Intent.CANCEL else Phase.PAUSED
         return replace(closed, phase=phase, stage="", reason=f"{phase} as asked")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from holdfast.domain.cost import Cost, cost
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Phase
@@ -15,15 +16,17 @@ SCHEMA = "holdfast.result/1"
 ECHOED_CHARACTERS = 128
 
 
-def result_message(job: Job, *, bucket: str, cost_usd: float | None = None) -> dict[str, Any]:
+def result_message(job: Job, *, bucket: str) -> dict[str, Any]:
     """Return the body of a job's one result. What is not known is left out, failure class and checkpoint included.
 
     `lost_steps` counts steps that a node had told and no committed save held when an attempt was closed.
     """
+    total = cost(job, job.ended_at or job.phase_at)
     optional = {
         "failure": job.failure,
         "artifacts": {"checkpoint": checkpoint_uri(job, bucket)} if job.saved else None,
-        "cost_usd": cost_usd,
+        "cost_usd": known_usd(total),
+        "unpriced_node_seconds": total.unpriced_s or None,
     }
     return {
         "schema": SCHEMA,
@@ -42,6 +45,11 @@ def result_message(job: Job, *, bucket: str, cost_usd: float | None = None) -> d
         "ended_at": job.ended_at,
         **{key: value for key, value in optional.items() if value is not None},
     }
+
+
+def known_usd(total: Cost) -> float | None:
+    """Return US dollars as they are told, to the hundredth of a cent."""
+    return None if total.known_usd is None else round(total.known_usd, 4)
 
 
 def exit_class(job: Job) -> str:
