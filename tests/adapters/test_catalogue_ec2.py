@@ -88,6 +88,13 @@ def test_quotas_are_asked_for_by_the_families_that_are_named(ec2: Any) -> None:
     assert quotas.asked == [("ec2", "L-34B43A08"), ("ec2", "L-C4BD4855")]
 
 
+def test_a_mixed_gang_has_spot_prices_and_no_quota_of_its_own(ec2: Any) -> None:
+    offers = catalogue(ec2).offers(("c7i.large",), "mixed")
+    kind = (offers.types or {})["c7i.large"]
+    assert (offers.quotas, bool(kind.spot_usd)) == ({}, True)
+    assert kind.price("mixed") == min(kind.spot_usd.values())
+
+
 def test_free_addresses_are_counted_by_zone_of_the_stacks_own_subnets(ec2: Any) -> None:
     offers = catalogue(ec2).offers(("c7i.large",), "spot")
     assert set(offers.addresses or ()) == {"us-east-1a", "us-east-1b"}

@@ -15,6 +15,8 @@ from holdfast.application.launch import AMBIGUOUS_S, CALL_RESERVE_S, Launch
 from holdfast.application.record import record
 from holdfast.application.release import close_attempt, end_dead_attempt, release_fleet
 from holdfast.application.sweep import Sweep
+from holdfast.application.terms import Terms
+from holdfast.domain.catalogue import Room
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import ORPHAN_GRACE_S, SHOWN_WITHIN_S, FleetIntent, Ownership
@@ -266,7 +268,10 @@ def test_a_quota_parks_every_type_of_the_family_and_is_counted(ports: FakePorts)
 
 
 def test_a_quota_that_is_known_is_not_asked_about(ports: FakePorts) -> None:
-    assert launch(ports, wanted("p5.48xlarge", nodes=8), quotas={("p", "spot"): 15}) == "refused"
+    def read(*_: object) -> Terms:
+        return Terms(quotas={("p5.48xlarge", "spot"): Room(code="L-C4BD4855", vcpus=15)})
+
+    assert launch(ports, wanted("p5.48xlarge", nodes=8), terms=read) == "refused"
     assert ports.fleets.calls == []
     assert "need 16 vCPUs, the account may run 15" in job(ports).reason
 

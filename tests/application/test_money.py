@@ -23,7 +23,7 @@ from holdfast.domain.events import Event, FleetBought
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate, candidates
-from holdfast.domain.purchase import Bought, Reservation, ReservationKind
+from holdfast.domain.purchase import Bought, Refusal, RefusalKind, Reservation, ReservationKind
 from holdfast.messages.control_request import read_control
 from job_contract.orders import Action
 from tests import builders as b
@@ -153,6 +153,83 @@ def test_news_and_result_tell_the_cost(ports: FakePorts) -> None:
     publish(job, ended, bucket="saves", outbox=ports.outbox)
     (result,) = ports.outbox.results.values()
     assert (result["cost_usd"], "unpriced_node_seconds" in result) == (2.0, False)
+
+
+# -- vCPU quotas -------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_that_the_accounts_quota_cannot_hold_waits_and_no_call_is_made(ports: FakePorts) -> None:
+    ports.catalogue.known = Offers(types={"c7i.large": CHEAP}, quotas={"L-34B43A08": 3.0})
+    dispatched(ports)
+    refused = launch(ports)
+    assert (ports.fleets.calls, refused.failure, refused.over_quota) == ([], "capacity", True)
+    for word in ("2 c7i.large need 4 vCPUs", "may run 3 (spot)", "L-34B43A08"):
+        assert word in refused.reason
+    close_attempt(JOB, 1, ports)
+    assert dispatch(ports) == []
+    row = ports.store.rows[JOB]
+    assert row.waiting is not None
+    assert (row.waiting.code, row.waiting.until, row.charged) == ("account_quota", row.not_before, {"capacity": 1})
+    assert "Service Quotas" in row.waiting.unblock
+
+
+def test_what_our_own_machines_use_of_a_quota_is_not_there_for_others(ports: FakePorts) -> None:
+    ports.catalogue.known = Offers(types={"c7i.large": CHEAP}, quotas={"L-34B43A08": 6.0, "L-1216C47A": 99.0})
+    dispatched(ports)
+    for number, market in enumerate(("spot", "spot", "on_demand")):
+        instance = f"i-0bbbbbbbbbbbbbbb{number}"
+        ports.fleets.add(instance, job="other", fleet="other-1-0")
+        ports.fleets.instances[instance] = replace(ports.fleets.instances[instance], market=market)
+    step = Launch(ports, terms=terms)
+    step.run(JOB, 1, candidates=wanted(), prefix="p", time_left_s=120)
+    assert "of which this stack uses 4" in ports.store.rows[JOB].reason
+    # A job that ends frees it, so nobody is woken for it.
+    assert (ports.fleets.calls, step.quotas_reached) == ([], 0)
+    assert ports.store.rows[JOB].not_before < ports.clock() + 600
+
+
+def test_a_quota_stops_its_own_market_only(ports: FakePorts) -> None:
+    ports.catalogue.known = Offers(types={"c7i.large": CHEAP}, quotas={"L-34B43A08": 3.0})
+    dispatched(ports)
+    assert launch(ports, (*wanted("spot"), *wanted("on_demand"))).gang == 2
+    assert [purchase.market for purchase in ports.fleets.purchases] == ["on_demand"]
+
+
+def test_a_mixed_gang_needs_both_its_quotas_each_for_its_share(ports: FakePorts) -> None:
+    ports.catalogue.known = Offers(types={"c7i.large": CHEAP}, quotas={"L-34B43A08": 2.0, "L-1216C47A": 1.0})
+    dispatched(ports)
+    refused = launch(ports, wanted("mixed", on_demand_floor=0.5))
+    assert ports.fleets.calls == []
+    assert "1 c7i.large need 2 vCPUs, the account may run 1 (on_demand)" in refused.reason
+
+
+def test_a_quota_beside_another_reason_is_no_matter_of_quotas_alone(ports: FakePorts) -> None:
+    ports.catalogue.known = Offers(types={"c7i.large": CHEAP}, quotas={"L-34B43A08": 3.0})
+    ports.fleets.short = 0
+    dispatched(ports)
+    refused = launch(ports, (*wanted("spot"), *wanted("on_demand")))
+    assert (refused.failure, refused.over_quota) == ("capacity", False)
+
+
+def test_what_ec2_says_of_a_quota_is_told_as_one_also_while_the_family_is_left_alone(ports: FakePorts) -> None:
+    told = Refusal(code="VcpuLimitExceeded", kind=RefusalKind.QUOTA, cool_s=1800)
+    ports.fleets.scripted = [Bought(refusals=(told,))]
+    dispatched(ports)
+    assert launch(ports).over_quota
+    close_attempt(JOB, 1, ports)
+    ports.clock.now = ports.store.rows[JOB].not_before - 1000
+    ports.store.rows[JOB] = replace(ports.store.rows[JOB], not_before=0.0)
+    assert dispatch(ports) == [JOB]
+    assert launch(ports).over_quota
+    assert len(ports.fleets.calls) == 1
+
+
+def test_what_this_stack_uses_is_left_out_where_ec2_does_not_say(ports: FakePorts) -> None:
+    ports.catalogue.known = Offers(types={"c7i.large": CHEAP}, quotas={"L-34B43A08": 4.0})
+    dispatched(ports)
+    ports.fleets.add("i-0bbbbbbbbbbbbbbb1", job="other", fleet="other-1-0", instance_type="x9.large")
+    ports.fleets.unknown_types = {"x9.large"}
+    assert launch(ports).gang == 2
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

@@ -301,3 +301,10 @@ def test_a_type_counts_against_its_familys_quota(kind: str, market: str, code: s
 
 def test_a_plan_is_the_same_for_the_same_arguments() -> None:
     assert planned() == planned()
+
+
+def test_a_mixed_gang_needs_a_type_that_is_sold_on_both_markets() -> None:
+    assert planned(market="mixed").refusal is None
+    refusal = planned(offering(replace(P5, markets=("spot",))), market="mixed").refusal
+    assert refusal is not None
+    assert refusal.code == "market_not_offered"

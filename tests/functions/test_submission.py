@@ -155,3 +155,8 @@ def test_o19_two_names_that_clean_to_one_are_two_jobs(world: World) -> None:
     for name in ("tiny llama", "tiny! llama", "团队/实验:1", "train 🚀 v2"):
         send(world, {key: value for key, value in {**SAMPLE, "name": name}.items() if key != "dedup_id"})
     assert len(world.rows()) == 4
+
+
+def test_a_mixed_gang_is_taken_in(world: World) -> None:
+    send(world, {**SAMPLE, "fleet": {**SAMPLE["fleet"], "market": "mixed"}})
+    assert job_now().market == "mixed"

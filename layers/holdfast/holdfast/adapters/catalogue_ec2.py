@@ -52,7 +52,7 @@ class Look:
         names = list(instance_types)
         described = self._asked("instance types", lambda: list(self._types(names)))
         zones = self._asked("the zones that offer them", lambda: self._zones(names))
-        prices = self._asked("spot prices", lambda: self._spot_prices(names)) if market == "spot" else {}
+        prices = self._asked("spot prices", lambda: self._spot_prices(names)) if market in ("spot", "mixed") else {}
         types = None
         if described is not None:
             listed = on_demand_prices(self.ec2.meta.region_name)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from holdfast.application.offers import LOOK_AGAIN_S, Offers, Quotas, Round, Stop, misplaced
+from holdfast.application.offers import LOOK_AGAIN_S, Offers, Round, Stop, misplaced
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import rejoin
@@ -70,14 +70,13 @@ REASON_CHARACTERS = 500
 class Launch:
     """One run of the launch step for one attempt of one job; `quotas_reached` counts refusals for want of a quota.
 
-    `prices` order the candidates, the user's order counts without them; `terms` reads what the machines cost.
+    `prices` order the candidates, the user's order counts without them; `terms` reads what the machines cost, and what
+    the account's quotas leave.
     """
 
-    def __init__(
-        self, ports: Ports, *, prices: Prices | None = None, quotas: Quotas | None = None, terms: ReadTerms = unread
-    ) -> None:
+    def __init__(self, ports: Ports, *, prices: Prices | None = None, terms: ReadTerms = unread) -> None:
         self.ports, self.prices, self._read_terms, self.terms = ports, prices or {}, terms, Terms()
-        self.offers = Offers(ports, quotas or {})
+        self.offers = Offers(ports)
         self._refused_for_quota = 0
 
     @property
@@ -112,6 +111,7 @@ class Launch:
         except IdentityReused as refusal:
             return self._give_up(job_id, attempt, str(refusal))
         self.terms = self._read_terms(candidates, self.ports)
+        self.offers.quotas = self.terms.quotas
         patience = self.ports.store.patience(job_id)
         this = Round(job_id=job_id, attempt=attempt, head=head, ends_at=ends_at, patience=patience, image=image)
         try:
@@ -348,6 +348,8 @@ class Launch:
         if bought.instances:
             self.ports.store.close_intent(noted)
         follows = consequence(purchase, _said(bought), this.patience) if purchase else None
+        if follows is not None and follows.quota:
+            this.for_quota.add(reason)
         if follows is not None:
             # What was learned is written down first: it stands whatever becomes of the part.
             self._learn(follows, intent.fleet, this)
@@ -437,7 +439,13 @@ class Launch:
         jitter = jitter_of(fleet_name(this.job_id, this.attempt, 0))
         not_before = ask_again_at(now, this.again_at, this.patience, jitter)
         self._record(
-            CapacityRefused(at=now, attempt=this.attempt, reason=reasons[:REASON_CHARACTERS], not_before=not_before),
+            CapacityRefused(
+                at=now,
+                attempt=this.attempt,
+                reason=reasons[:REASON_CHARACTERS],
+                not_before=not_before,
+                over_quota=this.only_for_quota,
+            ),
             this,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.application.ports import Ports
+from holdfast.domain.catalogue import Room
 from holdfast.domain.network_cards import MachineType, layout
 from holdfast.domain.placement import (
     CLUSTER,
@@ -36,9 +37,6 @@ QUOTA_S = 1800.0
 COMING = frozenset({"scheduled", "pending", "assessing", "payment-pending", "delayed"})
 """States of a reservation that become `active`."""
 
-Quotas = Mapping[tuple[str, str], int]
-"""vCPUs that may run at once by (family of types, market); what is not in it is not known."""
-
 
 class Stop(Exception):
     """This round of asking is over; `outcome` is what the run machine hears, None when it is a refusal."""
@@ -49,7 +47,7 @@ class Stop(Exception):
 
 @dataclass
 class Round:
-    """What one run has learned: why nothing was bought, and when it may be otherwise."""
+    """What one run has learned: why nothing was bought, which of it is for a quota, and when it may be otherwise."""
 
     job_id: str
     attempt: int
@@ -57,6 +55,7 @@ class Round:
     ends_at: float
     patience: Patience
     reasons: list[str] = field(default_factory=list)
+    for_quota: set[str] = field(default_factory=set)
     again_at: list[float] = field(default_factory=list)
     cooled_here: dict[Pool, Cold] = field(default_factory=dict)
     cold: dict[Pool, Cold] = field(default_factory=dict)
@@ -67,16 +66,24 @@ class Round:
     reservations: dict[str, Reservation] = field(default_factory=dict)
     image: str = ""
 
-    def wait(self, reason: str, until: float) -> None:
+    def wait(self, reason: str, until: float, *, quota: bool = False) -> None:
         self.reasons.append(reason)
         self.again_at.append(until)
+        if quota:
+            self.for_quota.add(reason)
+
+    @property
+    def only_for_quota(self) -> bool:
+        """True when nothing but vCPU quotas of the account stands in the way."""
+        return bool(self.for_quota) and self.for_quota.issuperset(self.reasons)
 
 
 class Offers:
     """Turns candidates into purchases; `quotas_reached` counts those that no quota of the account allows."""
 
-    def __init__(self, ports: Ports, quotas: Quotas) -> None:
-        self.ports, self.quotas = ports, quotas
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.quotas: Mapping[tuple[str, str], Room] = {}
         self.quotas_reached = 0
 
     def purchase(self, fleet: str, candidate: Candidate, this: Round) -> Purchase | None:
@@ -150,21 +157,27 @@ class Offers:
             if closed is None:
                 open_now.append(subnet)
             else:
-                this.wait(f"{candidate.instance_type} in {subnet.zone} is left alone ({closed.code})", closed.until)
+                quota = closed.pool in {quota_pool(candidate.instance_type, one) for one in candidate.markets}
+                told = f"{candidate.instance_type} in {subnet.zone} is left alone ({closed.code})"
+                this.wait(told, closed.until, quota=quota)
         return open_now
 
     def _within_quota(self, candidate: Candidate, machine: MachineType, this: Round) -> bool:
-        for market in candidate.markets:
-            quota = self.quotas.get((machine.family, market))
-            if quota is not None and machine.vcpus * candidate.nodes > quota:
-                needed = machine.vcpus * candidate.nodes
-                self.quotas_reached += 1
-                this.wait(
-                    f"{candidate.nodes} {machine.name} need {needed} vCPUs, the account may run {quota} ({market}); "
-                    "ask for more",
-                    self.ports.clock() + QUOTA_S,
-                )
-                return False
+        for market, nodes in candidate.shares.items():
+            room, needed = self.quotas.get((machine.name, market)), machine.vcpus * nodes
+            if room is None or needed <= room.free:
+                continue
+            # What our own jobs use comes back when one of them ends; more than the quota takes a person.
+            too_large = needed > room.vcpus
+            self.quotas_reached += too_large
+            used = f", of which this stack uses {room.used}" if room.used else ""
+            this.wait(
+                f"{nodes} {machine.name} need {needed} vCPUs, the account may run {room.vcpus} ({market}){used}; "
+                f"ask for more (Service Quotas, EC2, {room.code})",
+                self.ports.clock() + (QUOTA_S if too_large else LOOK_AGAIN_S),
+                quota=True,
+            )
+            return False
         return True
 
     def _bookable(self, reservation: Reservation, candidate: Candidate, this: Round) -> bool:

@@ -13,6 +13,7 @@ class Code(StrEnum):
     ATTEMPT_OPEN = "attempt_open"
     HELD = "held_by_operator"
     CAPACITY_COLD = "capacity_cold"
+    ACCOUNT_QUOTA = "account_quota"
     NOT_BEFORE = "not_before"
     OVER_TEAM_QUOTA = "over_team_quota"
     OVER_MARKET_QUOTA = "over_market_quota"

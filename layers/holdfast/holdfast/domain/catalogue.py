@@ -43,8 +43,11 @@ class InstanceType:
         return max(1, self.gpus)
 
     def price(self, market: str, zones: Sequence[str] = ()) -> float | None:
-        """Return the lowest price an hour in these zones (none = any), None when it is not known."""
-        if market != "spot":
+        """Return the lowest price an hour in these zones (none = any), None when it is not known.
+
+        Of a mixed gang that is the spot price: no node of it costs less.
+        """
+        if market == "on_demand":
             return self.on_demand_usd
         return min((usd for zone, usd in self.spot_usd.items() if not zones or zone in zones), default=None)
 
@@ -73,6 +76,19 @@ def prices_of(offers: Offers, market: str) -> dict[tuple[str, str, str], float]:
     return {(kind.name, EVERY_ZONE, market): kind.on_demand_usd for kind in types if kind.on_demand_usd is not None}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """One vCPU quota of the account, and what this stack uses of it."""
+
+    code: str
+    vcpus: int
+    used: int = 0
+
+    @property
+    def free(self) -> int:
+        return max(0, self.vcpus - self.used)
+
+
 _QUOTAS: Mapping[tuple[str, str], str] = {
     ("standard", "on_demand"): "L-1216C47A",
     ("standard", "spot"): "L-34B43A08",
@@ -92,6 +108,9 @@ def quota_code(instance_type: str, market: str) -> str | None:
     """
     match = re.match(r"([a-z]+)(\d*)", instance_type)
     letters, number = match.groups() if match else ("", "")
+    if market not in ("spot", "on_demand"):
+        # A mixed gang, or a reservation, is counted by no single quota.
+        return None
     if letters in _STANDARD:
         return _QUOTAS[("standard", market)]
     if letters in ("g", "gr", "vt"):

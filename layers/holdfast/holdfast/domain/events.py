@@ -52,10 +52,14 @@ class FleetBought(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityRefused(AttemptEvent):
-    """No candidate could be bought whole; `not_before` is when the first cold pool may be asked again."""
+    """No candidate could be bought whole; `not_before` is when the first cold pool may be asked again.
+
+    `over_quota`: nothing but vCPU quotas of the account stood in the way.
+    """
 
     reason: str
     not_before: float
+    over_quota: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,7 @@ class Job:
     doomed: tuple[str, ...] = ()
     deadline_at: float | None = None
     not_before: float = 0.0
+    over_quota: bool = False
     reserved: Reserved | None = None
     waiting: Because | None = None
 

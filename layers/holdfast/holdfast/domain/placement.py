@@ -65,6 +65,15 @@ class Candidate:
         return (SPOT, ON_DEMAND) if self.market == MIXED else (self.market,)
 
     @property
+    def shares(self) -> Mapping[str, int]:
+        """How many nodes at least are bought on each market, reserved ones left out: quotas do not stop those."""
+        if self.reservation:
+            return {}
+        if self.market == MIXED:
+            return {ON_DEMAND: self.on_demand_nodes, SPOT: self.nodes - self.on_demand_nodes}
+        return {self.market: self.minimum}
+
+    @property
     def one_zone(self) -> bool:
         """True when EC2 cannot be left to choose among zones: its all-or-nothing holds for each market alone."""
         return self.market == MIXED or bool(self.reservation)

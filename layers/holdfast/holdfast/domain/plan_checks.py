@@ -47,7 +47,8 @@ def _precision(on: Sized) -> Note | None:
 
 
 def _market(on: Sized) -> Note | None:
-    if on.asked.market in on.kind.markets:
+    wanted = {"spot", "on_demand"} if on.asked.market == "mixed" else {on.asked.market}
+    if wanted <= set(on.kind.markets):
         return None
     sold = ", ".join(on.kind.markets) or "no market that Holdfast buys on"
     return Note(

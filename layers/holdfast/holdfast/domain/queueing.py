@@ -67,6 +67,7 @@ class Waiter:
     wait_s: int
     step: int = 0
     not_before: float = 0.0
+    over_quota: bool = False
     failure: str | None = None
     attempt_open: bool = False
     reserved: Reserved | None = None
@@ -456,6 +457,14 @@ def _head_since(waiter: Waiter) -> float:
 
 
 def _cold(waiter: Waiter) -> Because:
+    if waiter.failure == "capacity" and waiter.over_quota:
+        return Because(
+            code=Code.ACCOUNT_QUOTA,
+            sentence="the account's vCPU quota cannot hold its machines; EC2 is not asked before `until`",
+            unblock="ask for more (Service Quotas, EC2; `holdfast explain` names the quota), or allow another family "
+            "or market in the request",
+            until=waiter.not_before,
+        )
     if waiter.failure == "capacity":
         return Because(
             code=Code.CAPACITY_COLD,

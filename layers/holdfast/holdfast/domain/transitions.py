@@ -184,6 +184,7 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         deadline_at=None,
         failure=None,
         not_before=0.0,
+        over_quota=False,
         save_asked_at=None,
         asked_generation=None,
         advised_until_at=None,
@@ -220,7 +221,15 @@ def _refused(job: Job, event: CapacityRefused | GateRefused, target: Phase) -> J
         return job
     stage = "waiting for capacity" if isinstance(event, CapacityRefused) else "waiting for other machines"
     kind = event.failure if isinstance(event, GateRefused) else "capacity"
-    return replace(job, phase=target, stage=stage, reason=event.reason, not_before=event.not_before, failure=kind)
+    return replace(
+        job,
+        phase=target,
+        stage=stage,
+        reason=event.reason,
+        not_before=event.not_before,
+        over_quota=isinstance(event, CapacityRefused) and event.over_quota,
+        failure=kind,
+    )
 
 
 def _all_ready(job: Job, event: AllReady, target: Phase) -> Job:
