@@ -238,6 +238,14 @@ class Cloud:
         """From now on each object whose key is like `keys` (*.distcp) takes so long to put; 0 ends it."""
         self._control("slow_uploads", keys=keys, seconds=seconds)
 
+    def schedule_event(self, instance_id: str, code: str, starts_at: float, *, description: str = "") -> None:
+        """DescribeInstanceStatus, and nothing else, shows this scheduled event of the instance (epoch seconds)."""
+        self._control("schedule", instance_id=instance_id, code=code, starts_at=starts_at, description=description)
+
+    def impair(self, instance_id: str, since: float | None) -> None:
+        """The instance's status check fails since this epoch time; None: it passes again."""
+        self._control("impair", instance_id=instance_id, since=since)
+
     def emit(self, source: str, detail_type: str, detail: dict, resources: list[str] | None = None) -> float:
         """Any event, of aws.health for instance, is on the default bus; the epoch time it went out."""
         return self._control("emit", source=source, detail_type=detail_type, detail=detail, resources=resources or [])

@@ -67,7 +67,7 @@ QUIET = frozenset(
     {
         *("subnets", "machine_types", "base_template", "template_for", "console_tail", "groups", "templates"),
         *("quotas", "ledger", "teams", "alive", "line", "cold", "cool", "warm", "patience", "keep_patience"),
-        *("claim", "request", "left_notices"),
+        *("claim", "request", "left_notices", "troubled"),
     }
 )
 """Calls that are part of the step before them, or of the function's first: what they read does not change while one

@@ -55,6 +55,8 @@ class Ec2:
             case "DescribeInstances":
                 found = [one for one in self.capacity.describe(now=self.agenda.now) if _matches(one, params["Filters"])]
                 return {"Reservations": [{"Instances": [_shown(one) for one in found]}]}
+            case "DescribeInstanceStatus":
+                return {"InstanceStatuses": []}
             case "TerminateInstances":
                 return self._terminate(params["InstanceIds"])
             case "DescribeSubnets":

@@ -119,6 +119,9 @@ class Instance:
     reason: str = ""
     ended_at: float | None = None
     claimed: bool = False
+    scheduled: list[tuple[str, float, str]] = field(default_factory=list)
+    """Scheduled events: code, when it begins at the earliest, description."""
+    impaired_since: float | None = None
 
     @property
     def reason_text(self) -> str:

@@ -152,7 +152,8 @@ class Ec2:
         shown = [
             one
             for one in self._visible(request.get("InstanceIds", []))
-            if one.state == "running" or request.get("IncludeAllInstances")
+            if (one.state == "running" or request.get("IncludeAllInstances"))
+            and _matches(request.get("Filters", []), lambda name, one=one: _status_fact(name, one))
         ]
         return {"InstanceStatuses": [_status(one) for one in shown]}
 
@@ -461,13 +462,33 @@ def _state(name: str) -> dict:
 
 def _status(instance: model.Instance) -> dict:
     fine = {"Status": "ok", "Details": [{"Name": "reachability", "Status": "passed"}]}
+    since = instance.impaired_since
+    failed = {"Name": "reachability", "Status": "failed", "ImpairedSince": iso(since or 0.0)}
+    bad = {"Status": "impaired", "Details": [failed]}
     return {
         "InstanceId": instance.instance_id,
         "AvailabilityZone": instance.candidate.zone,
         "InstanceState": _state(instance.state),
-        "InstanceStatus": fine,
+        "InstanceStatus": fine if since is None else bad,
         "SystemStatus": fine,
+        "Events": [
+            {"Code": code, "NotBefore": iso(at), "Description": description}
+            for code, at, description in instance.scheduled
+        ],
     }
+
+
+def _status_fact(name: str, instance: model.Instance) -> list[str]:
+    facts = {
+        "event.code": [code for code, _, _ in instance.scheduled],
+        "instance-status.status": ["ok" if instance.impaired_since is None else "impaired"],
+        "system-status.status": ["ok"],
+        "instance-state-name": [instance.state],
+        "availability-zone": [instance.candidate.zone],
+    }
+    if name not in facts:
+        raise Refusal("InvalidParameterValue", f"The filter '{name}' is invalid")
+    return facts[name]
 
 
 def _reservation(instance: model.Instance) -> dict:

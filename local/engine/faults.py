@@ -23,6 +23,8 @@ class Faults:
             "kill": nodes.kill,
             "mute": self.mute,
             "set_capacity": self.set_capacity,
+            "schedule": self.schedule,
+            "impair": self.impair,
             "instances": self.instances,
             "emit": events.put,
         }
@@ -57,6 +59,21 @@ class Faults:
     def upload_delay_s(self, path: str) -> float:
         """How long the put of the object at this path is to take."""
         return max((seconds for keys, seconds in self._slow_keys.items() if fnmatchcase(path, keys)), default=0.0)
+
+    def schedule(self, instance_id: str, code: str, starts_at: float, description: str) -> None:
+        """One more scheduled event is in the instance's status; no event and no metadata tell of it."""
+        with self._nodes.lock:
+            self._instance(instance_id).scheduled.append((code, starts_at, description))
+
+    def impair(self, instance_id: str, since: float | None) -> None:
+        """The instance's status check fails since then; None = it passes again."""
+        with self._nodes.lock:
+            self._instance(instance_id).impaired_since = since
+
+    def _instance(self, instance_id: str) -> model.Instance:
+        if instance_id not in self._nodes.capacity.instances:
+            raise model.InstanceNotFound([instance_id])
+        return self._nodes.capacity.instances[instance_id]
 
     def instances(self) -> list[dict]:
         with self._nodes.lock:

@@ -9,12 +9,13 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.stub import ANY, Stubber
 from botocore.validate import ParamValidator
 
-from holdfast.adapters.fleets_ec2 import Ec2Fleets
+from holdfast.adapters.fleets_ec2 import TROUBLE, Ec2Fleets
 from holdfast.domain.errors import PurchaseRefused, Unavailable
+from holdfast.domain.notices import MAINTENANCE, ScheduledEvent, Trouble
 from holdfast.domain.purchase import Place, Purchase, RefusalKind, Template
 
 PLACES = (Place(subnet="subnet-a", zone="us-east-1a"), Place(subnet="subnet-b", zone="us-east-1b"))
@@ -289,3 +290,63 @@ def test_a_jobs_own_image_travels_as_a_tag_and_as_nothing_else(stub: tuple[Ec2Fl
 
     assert "holdfast:image" not in tags(SPOT)
     assert tags(replace(SPOT, image="registry.example/me:1"))["holdfast:image"] == "registry.example/me:1"
+
+
+# -- statuses ----------------------------------------------------------------------------------------------------------
+
+AT = datetime(2026, 12, 14, 15, 0, tzinfo=UTC)
+SINCE = datetime(2026, 12, 1, 9, 0, tzinfo=UTC)
+IMPAIRED = {"Status": "impaired", "Details": [{"Name": "reachability", "Status": "failed", "ImpairedSince": SINCE}]}
+
+
+def event(code: str, description: str = "The instance is scheduled for retirement") -> dict[str, Any]:
+    return {"Code": code, "NotBefore": AT, "Description": description, "InstanceEventId": "instance-event-1"}
+
+
+def answer_statuses(stubber: Stubber, *pages: list[dict[str, Any]]) -> None:
+    """The pages of each of the three looks in turn."""
+    looks = [
+        [{"Name": "event.code", "Values": ANY}],
+        [{"Name": "instance-status.status", "Values": ["impaired"]}],
+        [{"Name": "system-status.status", "Values": ["impaired"]}],
+    ]
+    for number, look in enumerate(looks):
+        asked: dict[str, Any] = {"Filters": look}
+        shown = pages if number == 0 else [[]]
+        for page, statuses in enumerate(shown, 1):
+            more = {"NextToken": f"page-{page + 1}"} if page < len(shown) else {}
+            stubber.add_response("describe_instance_status", {"InstanceStatuses": statuses, **more}, dict(asked))
+            asked["NextToken"] = f"page-{page + 1}"
+
+
+def test_all_pages_of_statuses_are_read_and_events_that_are_over_are_none(stub: tuple[Ec2Fleets, Stubber]) -> None:
+    fleets, stubber = stub
+    over = [event("system-reboot", "[Completed] reboot"), event("instance-stop", "[Canceled] stop")]
+    first = {"InstanceId": "i-1", "Events": [event("instance-retirement"), *over, event("of-tomorrow")]}
+    second = {"InstanceId": "i-2", "InstanceStatus": IMPAIRED, "SystemStatus": {"Status": "ok", "Details": []}}
+    answer_statuses(stubber, [first], [second])
+    assert fleets.troubled() == [
+        Trouble(instance="i-1", events=(ScheduledEvent(code="instance-retirement", starts_at=AT.timestamp()),)),
+        Trouble(instance="i-2", impaired_since=SINCE.timestamp()),
+    ]
+    stubber.assert_no_pending_responses()
+
+
+def test_statuses_of_which_a_page_fails_are_no_statuses(stub: tuple[Ec2Fleets, Stubber]) -> None:
+    fleets, stubber = stub
+    first = {"InstanceStatuses": [{"InstanceId": "i-1", "Events": [event("instance-stop")]}], "NextToken": "page-2"}
+    stubber.add_response("describe_instance_status", first)
+    stubber.add_client_error("describe_instance_status", "RequestLimitExceeded")
+    with pytest.raises(ClientError):
+        fleets.troubled()
+
+
+def test_statuses_are_filtered_by_names_that_ec2_documents() -> None:
+    documented = (
+        boto3.client("ec2", region_name="us-east-1")
+        .meta.service_model.operation_model("DescribeInstanceStatus")
+        .input_shape.members["Filters"]
+        .documentation
+    )
+    assert [one["Name"] for one in TROUBLE if f"<code>{one['Name']}</code>" not in documented] == []
+    assert [code for code in MAINTENANCE if code not in documented] == []

@@ -16,6 +16,7 @@ from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import NO_QUOTA, Ledger, Quota, QuotaChange, Quotas
 from holdfast.domain.network_cards import Card, MachineType
+from holdfast.domain.notices import Trouble
 from holdfast.domain.obligations import orders_for
 from holdfast.domain.ownership import FleetIntent, Instance, Node, Ownership
 from holdfast.domain.placement import Cold, Patience, Pool
@@ -346,6 +347,7 @@ class FakeFleets:
     consoles: dict[str, str] = field(default_factory=dict)
     made_groups: dict[str, str] = field(default_factory=dict)
     groups_in_use: set[str] = field(default_factory=set)
+    troubles: list[Trouble] = field(default_factory=list)
     made_templates: dict[str, float] = field(default_factory=dict)
 
     def subnets(self) -> list[Subnet]:
@@ -451,6 +453,9 @@ class FakeFleets:
 
     def described(self, instances: Iterable[str]) -> list[Instance]:
         return [self.instances[one] for one in instances if one in self.instances and one not in self.unseen]
+
+    def troubled(self) -> list[Trouble]:
+        return [one for one in self.troubles if one.instance in self.live]
 
     def terminate(self, instances: Iterable[str]) -> None:
         for instance in instances:

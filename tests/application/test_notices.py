@@ -17,6 +17,7 @@ from holdfast.domain import notices as rules
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.events import CheckpointSaved
 from holdfast.domain.job import Job, Pool
+from holdfast.domain.notices import ScheduledEvent, Trouble
 from holdfast.domain.obligations import action_for
 from holdfast.domain.ownership import Instance, Ownership
 from holdfast.domain.phase import Phase
@@ -161,6 +162,110 @@ def test_maintenance_and_advice_seen_in_metadata_are_answered_like_those_of_even
     assert (now(ports, job).phase, now(ports, job).move_by_at) == (Phase.RUNNING, b.NOW + 90_000 - 1800)
     NodeReports(ports).take(seen(job, "terminate", DEADLINE))
     assert now(ports, job).phase is Phase.INTERRUPTED
+
+
+# -- what EC2's statuses say -------------------------------------------------------------------------------------------
+
+
+def scheduled(instance: str, starts_at: float, code: str = "instance-retirement") -> Trouble:
+    return Trouble(instance=instance, events=(ScheduledEvent(code=code, starts_at=starts_at),))
+
+
+@pytest.mark.parametrize("code", sorted(rules.MAINTENANCE))
+def test_a_scheduled_event_that_only_the_status_shows_moves_the_job_before_it(ports: FakePorts, code: str) -> None:
+    job = training(ports, market="on_demand")
+    starts_at = b.NOW + 86_400
+    ports.fleets.troubles = [scheduled(b.OTHER, starts_at, code)]
+    [finding] = Sweep(ports).run()
+    assert (finding.what, finding.who) == (f"{b.OTHER}: {code} is scheduled", job.id)
+    assert now(ports, job).move_by_at == starts_at - rules.MAINTENANCE_MARGIN_S
+    planned = now(ports, job)
+    assert Sweep(ports).run() == []
+    assert now(ports, job) == planned
+    ports.clock.now = starts_at - rules.MAINTENANCE_MARGIN_S - rules.MOVE_LEAD_S
+    assert [found.what for found in Sweep(ports).run()] == ["planned move is due"]
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.4, 300.0, -300.0])
+def test_aws_health_and_the_status_of_one_event_are_one_recovery(ports: FakePorts, apart_s: float) -> None:
+    job = training(ports)
+    starts_at = b.NOW + 90_000
+    notices.maintenance([b.OTHER], ports, starts_at=starts_at, cause="AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED")
+    ports.fleets.troubles = [scheduled(b.OTHER, starts_at + apart_s)]
+    Sweep(ports).run()
+    ports.clock.now = starts_at - 7200
+    Sweep(ports).run()
+    ports.clock.now = starts_at - rules.MAINTENANCE_MARGIN_S
+    for _ in range(3):
+        Sweep(ports).run()
+    assert [type(event).__name__ for event in ports.store.events[job.id].values()].count("MoveDue") == 1
+    assert now(ports, job).phase is Phase.INTERRUPTED
+
+
+def test_a_failing_status_check_is_no_blip_after_two_minutes_and_the_job_leaves_after_a_save(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.fleets.troubles = [Trouble(instance=b.OTHER, impaired_since=b.NOW)]
+    ports.clock.step(rules.IMPAIRED_LEAVE_S - 1)
+    assert Sweep(ports).run() == []
+    ports.clock.step(1)
+    [finding] = Sweep(ports).run()
+    assert "status check fails for 120 s" in finding.what
+    assert ports.store.orders[job.id].action is Action.CHECKPOINT
+    ports.clock.step(20)
+    save(ports, job, 25, 1)
+    Sweep(ports).run()
+    assert ports.store.orders[job.id].action is Action.CHECKPOINT_STOP
+
+
+def test_a_machine_whose_check_fails_for_ten_minutes_is_lost_to_hardware(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.fleets.troubles = [Trouble(instance=b.OTHER, impaired_since=b.NOW)]
+    ports.clock.step(rules.IMPAIRED_LOST_S)
+    [finding] = Sweep(ports).run()
+    assert "status check fails for 600 s" in finding.what
+    row = now(ports, job)
+    assert (row.phase, row.failure) == (Phase.RESUMING, "hardware")
+    release_fleet(job.id, 1, ports)
+    assert ports.fleets.live == []
+
+
+def test_statuses_of_strangers_and_of_machines_that_end_change_nothing(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.fleets.add(FOREIGN, job=None, fleet=None)
+    ports.store.mark_ending([b.LEADER], job.id, b.NOW)
+    ports.fleets.troubles = [
+        scheduled(FOREIGN, b.NOW), scheduled(b.LEADER, b.NOW), Trouble(instance=FOREIGN, impaired_since=0.0),
+    ]  # fmt: skip
+    assert Sweep(ports).run() == []
+    assert now(ports, job) == job
+
+
+def test_statuses_that_ec2_does_not_list_in_full_change_nothing(
+    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = training(ports)
+
+    def breaks_off() -> list[Trouble]:
+        raise Unavailable("page 2")
+
+    monkeypatch.setattr(ports.fleets, "troubled", breaks_off)
+    with pytest.raises(Unavailable):
+        Sweep(ports).run()
+    assert now(ports, job) == job
+
+
+def test_a_stack_in_which_nothing_runs_asks_for_no_status(ports: FakePorts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports.fleets, "troubled", None)
+    assert Sweep(ports).run() == []
+
+
+def test_a_dry_run_finds_what_statuses_say_and_changes_nothing(ports: FakePorts) -> None:
+    job = training(ports)
+    ports.fleets.troubles = [scheduled(b.OTHER, b.NOW + 90_000)]
+    found = [(finding.what, finding.who) for finding in Sweep(ports, dry_run=True).run()]
+    assert now(ports, job) == job
+    assert [(finding.what, finding.who) for finding in Sweep(ports).run()] == found
+    assert found
 
 
 # -- neighbours --------------------------------------------------------------------------------------------------------

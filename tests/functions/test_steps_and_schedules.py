@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from bench.world.ec2 import SEEN_AFTER_S, SUBNETS
 from bench.world.world import World
 from job_contract.orders import Wait
@@ -165,9 +167,10 @@ def test_the_sweep_alone_finds_members_that_are_gone(world: World) -> None:
     assert job_now().phase == "resuming"
 
 
-def test_a_sweep_that_sees_half_a_picture_raises(world: World) -> None:
+@pytest.mark.parametrize("operation", ["DescribeInstances", "DescribeInstanceStatus"])
+def test_a_sweep_that_sees_half_a_picture_raises(world: World, operation: str) -> None:
     training(world)
-    breaks(world, "ec2", "DescribeInstances")
+    breaks(world, "ec2", operation)
     world.machine.answer("StartExecution", {"name": f"{JOB}-1", "input": "{}"})
     assert fails(world, "Sweep", {})
 

@@ -1,6 +1,7 @@
 """Instances as local processes: launched, warned, lost and ended, with the events of EC2."""
 
 import json
+import time
 from datetime import datetime
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -8,6 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 from botocore.exceptions import ClientError
 
+from holdfast.adapters.fleets_ec2 import Ec2Fleets
 from local.processes import marked
 from tests.local.probing import eventually
 
@@ -108,6 +110,21 @@ def test_an_interrupted_node_is_warned_by_metadata_and_event_and_then_killed(sta
     assert ends[-1] - published_at >= 1.0
     [shown] = stack.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"]
     assert shown["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+
+
+def test_a_planted_event_and_a_failing_check_show_in_the_status_that_the_sweep_reads(stack):
+    [instance_id] = stack.launch()["Instances"][0]["InstanceIds"]
+    running(stack, instance_id)
+    starts_at = float(int(time.time()) + 86_400)
+    fleets = Ec2Fleets(stack.client("ec2"), stack="s", launch_template_id="", subnet_ids=[])
+    assert instance_id not in {one.instance for one in fleets.troubled()}
+    stack.cloud.schedule_event(instance_id, "system-reboot", starts_at, description="[Completed] reboot")
+    stack.cloud.schedule_event(instance_id, "instance-retirement", starts_at)
+    stack.cloud.impair(instance_id, starts_at - 90_000)
+    [trouble] = [one for one in fleets.troubled() if one.instance == instance_id]
+    assert [(one.code, one.starts_at) for one in trouble.events] == [("instance-retirement", starts_at)]
+    assert trouble.impaired_since == starts_at - 90_000
+    stack.client("ec2").terminate_instances(InstanceIds=[instance_id])
 
 
 def test_a_killed_node_is_gone_without_notice_and_muted_changes_stay_off_the_bus(stack):

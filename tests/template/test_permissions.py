@@ -15,6 +15,7 @@ WARN_POOLS = {"on_spot_interruption", "on_capacity_block_event", "on_bid_evicted
 # Actions for which AWS knows no narrower resource than "*".
 UNSCOPED = {
     "ec2:DescribeInstances",
+    "ec2:DescribeInstanceStatus",
     "ec2:DescribeSubnets",
     "ec2:DescribeFleets",
     "ec2:DescribeInstanceTypes",
@@ -56,6 +57,7 @@ CALLS = {
     "create_fleet": "ec2:CreateFleet",
     "terminate_instances": "ec2:TerminateInstances",
     "describe_instances": "ec2:DescribeInstances",
+    "describe_instance_status": "ec2:DescribeInstanceStatus",
     "describe_subnets": "ec2:DescribeSubnets",
     "describe_instance_types": "ec2:DescribeInstanceTypes",
     "describe_instance_type_offerings": "ec2:DescribeInstanceTypeOfferings",
@@ -139,6 +141,7 @@ ENDERS = {
         ("ec2:CreateLaunchTemplate", {"launch_fleet"}),
         ("ec2:CreatePlacementGroup", {"launch_fleet"}),
         ("ec2:DeleteLaunchTemplate", {"sweep"}),
+        ("ec2:DescribeInstanceStatus", {"sweep"}),
         ("ec2:DeletePlacementGroup", {"sweep"}),
         ("ec2:GetConsoleOutput", ENDERS),
         ("events:PutEvents", {"publish_changes"}),

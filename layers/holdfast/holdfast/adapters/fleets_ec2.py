@@ -14,6 +14,7 @@ from holdfast.adapters.placement_groups_ec2 import PlacementGroups
 from holdfast.application.ports import OwnedGroup, OwnedTemplate
 from holdfast.domain.errors import PurchaseRefused, Unavailable
 from holdfast.domain.network_cards import Card, MachineType
+from holdfast.domain.notices import MAINTENANCE, ScheduledEvent, Trouble
 from holdfast.domain.ownership import GONE, Instance
 from holdfast.domain.placement import MIXED, ON_DEMAND, SPOT
 from holdfast.domain.purchase import (
@@ -37,6 +38,14 @@ RESERVED = {
     ReservationKind.ON_DEMAND: "on-demand-capacity-reservation",
     ReservationKind.INTERRUPTIBLE: "interruptible-capacity-reservation",
 }
+
+TROUBLE = (
+    {"Name": "event.code", "Values": sorted(MAINTENANCE)},
+    {"Name": "instance-status.status", "Values": ["impaired"]},
+    {"Name": "system-status.status", "Values": ["impaired"]},
+)
+OVER = ("[Completed]", "[Canceled]")
+"""How the description of a scheduled event begins that is over; EC2 shows it for up to a week."""
 
 NO_ANSWER = (ConnectionError, HTTPClientError)
 """The call may never have arrived, or its answer was lost."""
@@ -113,6 +122,12 @@ class Ec2Fleets:
         # As a filter, not as ids: one unknown id would fail the whole call.
         chunks = [ids[start : start + 200] for start in range(0, len(ids), 200)]
         return [found for chunk in chunks for found in self._describe([{"Name": "instance-id", "Values": chunk}])]
+
+    def troubled(self) -> list[Trouble]:
+        pages = self.client.get_paginator("describe_instance_status")
+        # By filter: EC2 answers with the few in trouble, however many run, and no id that is gone fails the call.
+        raws = [raw for one in TROUBLE for page in pages.paginate(Filters=[one]) for raw in page["InstanceStatuses"]]
+        return [_trouble(raw) for raw in {raw["InstanceId"]: raw for raw in raws}.values()]
 
     def terminate(self, instances: Iterable[str]) -> None:
         ids = list(instances)
@@ -209,6 +224,17 @@ def _instance(raw: Mapping[str, Any]) -> Instance:
         reservation=raw.get("CapacityReservationId", ""),
         market=raw.get("InstanceLifecycle", ON_DEMAND),
     )
+
+
+def _trouble(raw: Mapping[str, Any]) -> Trouble:
+    events = [
+        ScheduledEvent(code=one["Code"], starts_at=one["NotBefore"].timestamp())
+        for one in raw.get("Events", [])
+        if one["Code"] in MAINTENANCE and "NotBefore" in one and not one.get("Description", "").startswith(OVER)
+    ]
+    checks = [detail for kind in ("InstanceStatus", "SystemStatus") for detail in raw.get(kind, {}).get("Details", [])]
+    since = [check["ImpairedSince"].timestamp() for check in checks if "ImpairedSince" in check]
+    return Trouble(instance=raw["InstanceId"], events=tuple(events), impaired_since=min(since, default=None))
 
 
 def _asked(call: Callable[[], T]) -> T:

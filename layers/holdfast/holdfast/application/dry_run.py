@@ -25,7 +25,7 @@ READS = frozenset(
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
     | {"load_all", "history", "ledger", "quota", "quotas", "line", "template", "holder"}
-    | {"status", "of_fleet", "of_job", "of_stack", "described", "pointer"}
+    | {"status", "of_fleet", "of_job", "of_stack", "described", "troubled", "pointer"}
 )
 LEFT_OUT = frozenset(
     {"create", "save", "put_wait", "drop_wait", "put_roster", "open_intent", "close_intent", "own", "update_node"}

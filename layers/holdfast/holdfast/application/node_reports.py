@@ -23,6 +23,7 @@ from holdfast.domain.events import (
     TrainingStarted,
 )
 from holdfast.domain.job import Job
+from holdfast.domain.notices import MAINTENANCE
 from holdfast.domain.ownership import Node, Ownership, Ready
 from holdfast.domain.phase import Phase
 from holdfast.domain.records import replace
@@ -34,10 +35,6 @@ LOG_TAIL_CHARACTERS = 2_000
 """The end of a log says why; it stands in one item of the history."""
 
 REBALANCE = "rebalance"
-MAINTENANCE = frozenset(
-    {"instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"}
-)
-"""EC2's codes of scheduled events, in metadata and in DescribeInstanceStatus; every other action ends the instance."""
 
 
 class NodeReports:

@@ -110,6 +110,45 @@ def degraded(instances: Iterable[str], ports: Ports, *, cause: str) -> list[Told
     return _each(instances, lambda instance: _degraded(instance, ports, cause))
 
 
+def heed_statuses(ports: Ports) -> Iterable[tuple[Told, str]]:
+    """What EC2's statuses say of members is told to their jobs; yields what changed a job, and in which words.
+
+    A scheduled event is the same fact as AWS Health's, so both are one move. A machine whose status check fails is left
+    after a save, and is lost when that does not come about. Raises when EC2 does not list them all, and, after the last
+    of them, when a job could not be told.
+    """
+    troubles, faults = {one.instance: one for one in ports.fleets.troubled()}, Faults()
+    for node in ports.store.nodes(sorted(troubles)) if troubles else ():
+        with faults.apart(node.job):
+            yield from _heed(troubles[node.instance], node, ports)
+    faults.tell("telling jobs of their machines' statuses")
+
+
+def _heed(trouble: notices.Trouble, node: Node, ports: Ports) -> Iterable[tuple[Told, str]]:
+    job = ports.store.load(node.job)
+    if job is None or node.state is Ownership.ENDING:
+        return
+    for told, words in _troubles_told(trouble, node, job, ports):
+        if told.job is not None and told.fate is Fate.TAKEN and told.job.version != job.version:
+            yield told, words
+            job = told.job
+
+
+def _troubles_told(trouble: notices.Trouble, node: Node, job: Job, ports: Ports) -> Iterable[tuple[Told, str]]:
+    for event in trouble.events:
+        by_at = notices.maintenance_left_by(event.starts_at)
+        yield _leave(trouble.instance, ports, by_at=by_at, cause=event.code), f"{event.code} is scheduled"
+    impaired_s = trouble.impaired_s(ports.clock())
+    words = f"status check fails for {impaired_s:.0f} s"
+    if impaired_s >= notices.IMPAIRED_LOST_S and node.state is Ownership.MEMBER:
+        lost = FleetLost(
+            at=ports.clock(), attempt=node.attempt, instances=(trouble.instance,), failure="hardware", cause=words
+        )
+        yield _tell(lost, node, ports), words
+    elif impaired_s >= notices.IMPAIRED_LEAVE_S and notices.trains(job):
+        yield _degraded(trouble.instance, ports, words), words
+
+
 def block_ends(reservation: str, ports: Ports, *, ends_at: float) -> list[Told]:
     """The jobs on the Capacity Block will have left it before EC2 begins to end its instances.
 

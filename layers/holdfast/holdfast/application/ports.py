@@ -13,6 +13,7 @@ from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.ledger import Ledger, Quota, QuotaChange, Quotas
 from holdfast.domain.network_cards import MachineType
+from holdfast.domain.notices import Trouble
 from holdfast.domain.ownership import FleetIntent, Instance, Node
 from holdfast.domain.placement import Cold, Patience, Pool
 from holdfast.domain.purchase import Bought, Purchase, Reservation, Subnet, Template
@@ -230,6 +231,9 @@ class Fleets(Protocol):
 
     def described(self, instances: Iterable[str]) -> list[Instance]:
         """Return what EC2 knows of these ids; ids that it does not know (any more, or yet) are left out."""
+
+    def troubled(self) -> list[Trouble]:
+        """Return all running machines of the account that EC2 reports trouble of, complete or not at all."""
 
     def terminate(self, instances: Iterable[str]) -> None: ...
 

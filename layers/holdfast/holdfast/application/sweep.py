@@ -10,7 +10,7 @@ from typing import cast
 from holdfast.application.account import repair_ledger
 from holdfast.application.apart import Faults
 from holdfast.application.dry_run import DryRun
-from holdfast.application.notices import move_when_due, save_while_advised
+from holdfast.application.notices import heed_statuses, move_when_due, save_while_advised
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import end_dead_attempt
@@ -70,11 +70,19 @@ class Sweep:
         self._add(orphans)
         if not self.dry_run:
             self._add(self._leftovers())
+        if jobs:
+            # Last: whoever may not read statuses yet still has all of the above.
+            self._add(self._statuses())
         return self.found
 
     def _add(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
             self.found.append(finding)
+
+    def _statuses(self) -> Iterable[Finding]:
+        for told, words in heed_statuses(self.ports):
+            if told.job is not None:
+                yield Finding(f"{told.instance}: {words}", told.job.id, "told to its job")
 
     def _leftovers(self) -> list[Finding]:
         """Placement groups and launch templates that nothing needs; one still in use waits for the next look."""

@@ -119,9 +119,10 @@ class CheckpointSaved(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetLost(AttemptEvent):
-    """These members of the gang are gone or going."""
+    """These members of the gang are gone or going. `failure`: the class, where more is known than that."""
 
     instances: tuple[str, ...]
+    failure: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

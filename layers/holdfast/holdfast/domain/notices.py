@@ -8,6 +8,7 @@ anything about a machine that is not ours, or about an attempt that is over, is 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Intent, Phase
@@ -39,8 +40,40 @@ DEGRADED_MOVE_S = 3600
 BLOCK_TERMINATES_S = 1800
 """EC2 begins to terminate a Capacity Block's instances this long before the block ends; it warns 40 min before."""
 
+MAINTENANCE = frozenset(
+    {"instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"}
+)
+"""EC2's codes of scheduled events, in metadata and in DescribeInstanceStatus; every other action ends the instance."""
+
+IMPAIRED_LEAVE_S = 120
+"""Status checks are made every minute: two that failed are no blip. The job saves, and then leaves the machine."""
+
+IMPAIRED_LOST_S = 600
+"""A machine that could not even be left by a save in this time is lost."""
+
 POOL_JOBS_READ, POOL_JOBS_WARNED = 500, 50
 """Bounds of one pool warning: rows read, and jobs asked for a save."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledEvent:
+    """One scheduled event of EC2 that is still to come or under way; seconds since 1970 (UTC)."""
+
+    code: str
+    starts_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What EC2 reports of one running machine: scheduled events, and since when a status check of it fails."""
+
+    instance: str
+    events: tuple[ScheduledEvent, ...] = ()
+    impaired_since: float | None = None
+
+    def impaired_s(self, now: float) -> float:
+        """Seconds for which a check has failed, 0 when none does."""
+        return max(0.0, now - self.impaired_since) if self.impaired_since is not None else 0.0
 
 
 def loses_only_doomed(job: Job, instances: Iterable[str]) -> bool:

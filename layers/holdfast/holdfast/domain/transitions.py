@@ -309,7 +309,8 @@ def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
-    kind = "preemption" if job.market in ("spot", "mixed") or announced(job) else "hardware"
+    usual = "preemption" if job.market in ("spot", "mixed") or announced(job) else "hardware"
+    kind = event.failure or usual
     more = f" and {len(event.instances) - NAMED} more" if len(event.instances) > NAMED else ""
     reason = f"lost {', '.join(event.instances[:NAMED])}{more}"
     return replace(job, phase=target, stage="releasing machines", reason=reason, failure=job.failure or kind)
