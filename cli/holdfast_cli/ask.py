@@ -134,6 +134,8 @@ def extend(
     row = known(target, job).job
     sent = ask(target, "extend", by, job=job, **given)
     next_step = f"; `holdfast retry {job}` tries it again" if row.over else ""
+    if row.intent is Intent.EXPIRE and not row.over:
+        next_step = "; it is stopping at a limit: within the new one it goes on after its save, else it fails"
     answer(sent, as_json, f"asked for {', '.join(f'{name} = {value}' for name, value in given.items())}{next_step}")
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.domain.cost import cost
+from holdfast.domain.cost import cost, in_words
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Intent
 from holdfast_cli.stack import Sight
@@ -54,7 +54,7 @@ def money(job: Job, now: float) -> str:
     unpriced = f"{total.unpriced_s:,.0f} node-seconds of unknown price"
     if total.known_usd is None:
         return unpriced
-    return f"about {total.usd:.2f}{budget}" + (f", and {unpriced}" if total.unpriced_s else "")
+    return f"about {in_words(total.usd)}{budget}" + (f", and {unpriced}" if total.unpriced_s else "")
 
 
 def sight_data(sight: Sight, now: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ DISTURB_AT_STEP = 25
 NOTICE_S = 20.0
 SECOND_NOTICE_AFTER_S = 7.0
 FRAMEWORK_STEPS = 500
+SPENT_USD = 0.0001
+"""Two machines of two vCPUs cost as much in five seconds."""
+
 SLOW_PUT_S = 3.5
 """Shards, part and manifest follow each other: a save takes ten seconds. An agent waits five for an answer."""
 
@@ -265,6 +269,48 @@ def hang(stage: Stage) -> None:
     stage.check("both machines replaced", len(stage.instances()) == 4 and job.charged == {"hang": 1}, job.charged)
 
 
+def budget_spent(stage: Stage) -> None:
+    """The budget is lowered below what the machines have cost already."""
+    stage.submit(steps=2000)
+    stage.train_to(DISTURB_AT_STEP)
+    stage.control("extend", budget_usd=SPENT_USD)
+    job = stage.finish("failed")
+    stage.check("failed as budget_spent", job.failure == "budget_spent", job.failure)
+    told = "holdfast extend" in job.reason and "limits.budget_usd" in job.reason
+    stage.check(job.reason.partition(";")[0], told, job.reason)
+    trained = _steps(stage, attempt=1)
+    stage.check("saved before the end, 0 steps lost", job.durable_step == trained, (job.durable_step, trained))
+    [result] = stage.theatre.results.of(stage.job_id)
+    stage.check("the result tells the cost", result.get("cost_usd", 0.0) > SPENT_USD, result.get("cost_usd"))
+
+
+def scheduled_event(stage: Stage) -> None:
+    """A retirement that only the instance's status shows, and then AWS Health too."""
+    stage.submit(steps=150)
+    stage.train_to(DISTURB_AT_STEP)
+    victim, starts_at = stage.members()[1], float(round(time.time()) + 2400)
+    stage.cloud.schedule_event(victim, "instance-retirement", starts_at)
+    stage.tell(f"instance-retirement of {victim} in 40 minutes, in its status only")
+    stage.until("the job leaves", lambda: stage.history("move_due"))
+    stage.cloud.emit("aws.health", "AWS Health Event", _retirement(victim, starts_at))
+    job = stage.finish()
+    moves = stage.history("move_due")
+    stage.check("one move, 2 attempts", (len(moves), job.attempt) == (1, 2), (len(moves), job.attempt))
+    stage.check("0 steps lost", stage.lost_steps() == 0, stage.lost_steps())
+    stage.check("no attempt charged", not job.charged, job.charged)
+
+
+def _retirement(instance: str, starts_at: float) -> dict[str, Any]:
+    return {
+        "eventArn": f"arn:aws:health:us-east-1::event/EC2/AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED/{instance}",
+        "service": "EC2",
+        "eventTypeCode": "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED",
+        "eventTypeCategory": "scheduledChange",
+        "startTime": formatdate(starts_at, usegmt=True),
+        "affectedEntities": [{"entityValue": instance}],
+    }
+
+
 def framework(program: str) -> Play:
     """Return the play of a job that another framework trains: one of its two nodes is interrupted."""
 
@@ -300,6 +346,8 @@ SCENARIOS = (
     Scenario("rebalance-only", ("m5n.large",), rebalance_only),
     Scenario("cancel-during-relaunch", ("c5d.large",), cancel_during_relaunch),
     Scenario("pool-warning", ("r5a.large",), pool_warning),
+    Scenario("budget-spent", ("m5dn.large",), budget_spent),
+    Scenario("scheduled-event", ("r5d.large",), scheduled_event),
     Scenario("hugging-face", ("r6a.large",), framework("examples.hugging_face")),
     Scenario("lightning", ("r5n.large",), framework("examples.lightning")),
     Scenario("hang", ("m5d.large",), hang, by_name_only=True),

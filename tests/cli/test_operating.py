@@ -645,4 +645,5 @@ def test_status_and_explain_tell_what_a_job_has_cost_and_why_a_spent_budget_ende
     cloud.happens(JOB, LimitPassed(at=AT + 40, attempt=1, reason=reason, failure="budget_spent"))
     why = told("explain", JOB)
     assert (why["code"], reason in why["why"]) == ("budget_spent", True)
+    assert "goes on after its save" in holdfast("extend", JOB, "--budget-usd", "50").stdout
     assert why["cost"].startswith("about ")

@@ -28,6 +28,11 @@ class Cost:
         return None if self.unpriced_s and not self.usd else self.usd
 
 
+def in_words(usd: float) -> str:
+    """Return US dollars for people: cents, and less than that of small sums."""
+    return f"{usd:.2f}" if usd == 0 or usd >= 0.1 else f"{usd:.4f}"
+
+
 def cost(job: Job, now: float) -> Cost:
     """Return what the job has cost until now (seconds since 1970), all attempts and held machines included."""
     usd, unpriced_s = _priced(job, _open_s(job, now))

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.domain.cost import HOUR_S, cost
+from holdfast.domain.cost import HOUR_S, cost, in_words
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Intent, Phase
 
@@ -102,14 +102,14 @@ def unaffordable(job: Job, now: float) -> Passed | None:
     needed = job.nodes * (job.boot_s + USEFUL_S) / HOUR_S * (job.node_usd_h or 0.0)
     if left > 0 and left >= needed:
         return None
-    short = f"; {left:.2f} USD pay for less than {USEFUL_S:.0f} s of training" if left > 0 else ""
+    short = f"; {in_words(left)} USD pay for less than {USEFUL_S:.0f} s of training" if left > 0 else ""
     return Passed("budget_spent", f"{_spent(job, now)}{short}; {_more_money(job)}")
 
 
 def _spent(job: Job, now: float) -> str:
     unpriced_s = cost(job, now).unpriced_s
     more = f" (and {unpriced_s:.0f} node-seconds of unknown price)" if unpriced_s else ""
-    return f"about {cost(job, now).usd:.2f} USD{more} of limits.budget_usd = {job.budget_usd:g} are spent"
+    return f"about {in_words(cost(job, now).usd)} USD{more} of limits.budget_usd = {job.budget_usd:g} are spent"
 
 
 def _more_money(job: Job) -> str:
