@@ -112,8 +112,8 @@ def _(event: GaveUp) -> str:
 
 @_detail.register
 def _(event: LimitPassed) -> str:
-    # A limit that was extended may be passed again in the same attempt; while the first stands, the row says so.
-    return f"{event.failure}#{round(event.at)}"
+    # Once passed it stops the attempt, whatever is extended: the closing judges anew.
+    return event.failure
 
 
 # -- Warnings that leave the machines at work --------------------------------------------------------------------------
