@@ -46,6 +46,8 @@ class Paged:
             case "TerminateInstances":
                 self.ended += params["InstanceIds"]
                 return {"TerminatingInstances": []}
+            case "DescribeInstanceStatus":
+                return {"InstanceStatuses": []}
             case "DescribePlacementGroups":
                 return {"PlacementGroups": []}
             case "DescribeLaunchTemplates":
