@@ -7,9 +7,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.exploration.activity import without_pauses
+from bench.exploration.canonical import Canonical
 from bench.exploration.invariants import check
 from bench.exploration.steps import Label, Steps, finished
 from bench.exploration.world import Broken, World
@@ -26,7 +27,8 @@ class Explored:
     steps: int = 0
     unexplored: int = 0
     ends: int = 0
-    seconds: float = 0.0
+    cpu_s: float = 0.0
+    outcomes: set[str] = field(default_factory=set)
     broken: str | None = None
     path: list[Label] = field(default_factory=list)
 
@@ -47,14 +49,20 @@ def harsh_time() -> Iterator[None]:
             ownership.ORPHAN_GRACE_S = grace
 
 
-def explore(first: World, *, at_once: int = 2, most_states: int = 10**9, most_s: float = 1e9) -> Explored:
-    """All worlds are visited, breadth first, until a rule does not hold or the bound is reached.
+def explore(
+    first: World, *, at_once: int = 2, most_states: int = 10**9, most_s: float = 1e9, reduced: bool = False
+) -> Explored:
+    """All worlds are visited, until a rule does not hold or the bound is reached: those in which least has gone wrong
+    first, breadth first among them.
+
+    A world that was visited with at least as much that may still go wrong is not visited again with less: whatever can
+    happen to it could happen there. `reduced` leaves out more, see steps.py and canonical.py.
 
     From what the bound left unexplored the job is run to its end by a fair scheduler; from all others an end must be
-    reachable in the graph, so under fair scheduling every path ends.
+    reachable in the graph by steps that are owed, so under fair scheduling every path ends.
     """
     with harsh_time():
-        return _Search(first, at_once).run(most_states, time.monotonic() + most_s)
+        return _Search(first, at_once, reduced).run(most_states, time.monotonic() + most_s)
 
 
 def later_on(world: World, reached: Callable[[World], bool], *forced: str) -> World:
@@ -87,86 +95,120 @@ def least_lately(steps: Steps, world: World, last: dict[Label, int]) -> Label:
     return min(owed, key=lambda label: last.get(label, -1))
 
 
+def outcome(world: World) -> str:
+    """What a world in which nothing is left to do says of its job: the row but for its versions, and the head."""
+    return f"{replace(world.row, version=0, news=0, generation=0)} {world.head}"
+
+
 class _Search:
-    def __init__(self, first: World, at_once: int) -> None:
-        self.steps = Steps(at_once)
-        self.seen = {first.key(self.steps.activities.serials): 0}
-        self.came_from: list[tuple[int, Label | None]] = [(0, None)]
+    """`seen`: for each world, the budgets apart, the numbers of those it was found with; none covers another."""
+
+    def __init__(self, first: World, at_once: int, reduced: bool) -> None:
+        self.reduced = reduced
+        self.steps = Steps(at_once, reduced=reduced, judge=check)
+        self.canonical = Canonical(self.steps.activities.serials)
+        self.seen: dict[int, int | tuple[int, ...]] = {self._key(first): 0}
+        self.budgets = [first.budgets]
+        self.parents, self.labels = array("i", [0]), array("i", [0])
+        self.label_of: dict[Label, int] = {}
         self.sources, self.targets = array("i"), array("i")
+        self.count = 0
         self.ended: list[int] = []
-        self.todo = deque([(0, first)])
+        self.todo: dict[int, deque[tuple[int, World]]] = {0: deque([(0, first)])}
+        self.all_budgets = first.budgets.left()
         self.good: set[int] = set()
         self.walked: list[Label] = []
         self.found = Explored()
 
     def run(self, most_states: int, until: float) -> Explored:
-        began = time.monotonic()
-        while self.todo and len(self.seen) < most_states and time.monotonic() < until and not self.found.broken:
-            self._expand(*self.todo.popleft())
+        began = time.process_time()
         found = self.found
-        found.states, found.steps, found.unexplored = len(self.seen), len(self.sources), len(self.todo)
+        while self.todo and len(self.budgets) < most_states and time.monotonic() < until and not found.broken:
+            spent = min(self.todo)
+            self._expand(*self.todo[spent].popleft())
+            if not self.todo[spent]:
+                del self.todo[spent]
+        found.states, found.steps = len(self.budgets), self.count
+        found.unexplored = sum(map(len, self.todo.values()))
         if not found.broken:
             self._all_end()
         found.ends = len(self.ended)
-        found.seconds = time.monotonic() - began
+        found.cpu_s = time.process_time() - began
         return found
 
     def _expand(self, number: int, world: World) -> None:
-        serials = self.steps.activities.serials
         if finished(world):
             self.ended.append(number)
-        for label in self.steps.enabled(world):
-            try:
+            self.found.outcomes.add(outcome(world))
+        label: Label = ()
+        try:
+            for label in self.steps.enabled(world):
                 after = self.steps.after(world, label)
-                check(world, after)
-            except Broken as broken:
-                self.found.broken, self.found.path = str(broken), [*self._path(number), label]
-                return
-            key = after.key(serials)
-            target = self.seen.get(key)
-            if target is None:
-                target = self.seen[key] = len(self.seen)
-                self.came_from.append((number, label))
-                self.todo.append((target, after))
-            self.sources.append(number)
-            self.targets.append(target)
+                check(self.steps.judged, after)
+                target = self._number(self._key(after), number, label, after)
+                self.count += 1
+                if after.budgets is world.budgets:
+                    self.sources.append(number)
+                    self.targets.append(target)
+        except Broken as broken:
+            self.found.broken, self.found.path = str(broken), [*self._path(number), label]
+
+    def _key(self, world: World) -> int:
+        if self.reduced:
+            return self.canonical.key(world)
+        return hash((world.key(self.steps.activities.serials), world.budgets))
+
+    def _number(self, key: int, source: int, label: Label, world: World) -> int:
+        """The number of a world that can do all that this one can; this one's own when there is none yet."""
+        budgets = world.budgets
+        known = self.seen.get(key)
+        numbers = () if known is None else known if isinstance(known, tuple) else (known,)
+        for number in numbers:
+            if self.budgets[number] is budgets or self.budgets[number].cover(budgets):
+                return number
+        new = len(self.budgets)
+        self.seen[key] = (*numbers, new) if numbers else new
+        self.budgets.append(budgets)
+        self.parents.append(source)
+        self.labels.append(self.label_of.setdefault(label, len(self.label_of)))
+        self.todo.setdefault(self.all_budgets - budgets.left(), deque()).append((new, world))
+        return new
 
     def _path(self, number: int) -> list[Label]:
+        labels = list(self.label_of)
         path: list[Label] = []
         while number:
-            number, label = self.came_from[number]
-            assert label is not None
-            path.append(label)
+            path.append(labels[self.labels[number]])
+            number = self.parents[number]
         return path[::-1]
 
     def _all_end(self) -> None:
-        """Sets `broken` when there is a world from which no end can be reached."""
-        before: list[list[int]] = [[] for _ in self.seen]
-        for source, target in zip(self.sources, self.targets, strict=True):
-            before[target].append(source)
-        good = bytearray(len(self.seen))
-        self._spread(good, before, self.ended)
-        for number, world in self.todo:
+        """Sets `broken` when there is a world from which no end can be reached without anything more going wrong."""
+        good = bytearray(len(self.budgets))
+        for number in self.ended:
+            good[number] = 1
+        self._spread(good)
+        for number, world in [item for todo in self.todo.values() for item in todo]:
             if not good[number]:
                 broken = self._ends_fairly(number, world, good)
                 if broken:
                     self.found.broken, self.found.path = broken, [*self._path(number), *self.walked]
                     return
-                self._spread(good, before, [number])
+                good[number] = 1
+        self._spread(good)
         stuck = good.find(0)
         if stuck >= 0:
             self.found.broken, self.found.path = ENDS, self._path(stuck)
 
-    def _spread(self, good: bytearray, before: list[list[int]], reached: list[int]) -> None:
+    def _spread(self, good: bytearray) -> None:
         """Everything that leads to what is good is good."""
-        reached = list(reached)
-        for number in reached:
-            good[number] = 1
-        while reached:
-            for source in before[reached.pop()]:
-                if not good[source]:
-                    good[source] = 1
-                    reached.append(source)
+        sources, targets = self.sources[::-1], self.targets[::-1]
+        changed = True
+        while changed:
+            changed = False
+            for source, target in zip(sources, targets, strict=True):
+                if good[target] and not good[source]:
+                    good[source] = changed = True
 
     def _ends_fairly(self, number: int, world: World, good: bytearray) -> str | None:
         """Return which rule broke on the way to an end, None when one was reached."""
@@ -174,9 +216,9 @@ class _Search:
         passed: list[int] = []
         self.walked = []
         for turn in range(FAIR_STEPS):
-            key = world.key(self.steps.activities.serials)
+            key = self._key(world)
             known = self.seen.get(key)
-            if finished(world) or key in self.good or (known is not None and good[known]):
+            if finished(world) or key in self.good or (isinstance(known, int) and good[known]):
                 self.good.update(passed)
                 return None
             passed.append(key)
@@ -185,7 +227,7 @@ class _Search:
                 last[label] = turn
                 self.walked.append(label)
                 after = self.steps.after(world, label)
-                check(world, after)
+                check(self.steps.judged, after)
             except Broken as broken:
                 return str(broken)
             world = after
@@ -193,5 +235,5 @@ class _Search:
 
 
 FAIR_STEPS = 2_000
-NOT_OWED = frozenset({"crash", "lose", "again", "cancel", "notice", "refuse", "abort"})
+NOT_OWED = frozenset({"crash", "death", "lose", "again", "cancel", "notice", "refuse", "abort"})
 """Steps that nobody waits for."""

@@ -3,6 +3,24 @@
 One step is one call of a port, one step of an execution or of the ranks, or one thing that goes wrong. Deadlines are
 steps: those of AWS (the end of a notice) may come at any time, those of the run machine once nothing else is left to
 do, and early as long as the budget has some.
+
+A reduced search takes some steps at once, while one function is at work at a time. It is then the only one that writes
+to the table, and no step of AWS, the ranks or the deadlines reads there anything but the orders, the rosters and who
+has checked in:
+
+* A call that reads the table, or writes what only functions read, commutes with every step that may come in between,
+  so it is made with the call before it. A save is such a write while it changes neither the orders nor the phase. So
+  are looks at EC2 while no machine can die, a purchase (it only makes more possible), and taking the head over from
+  ranks that are done.
+* A function begins with its first other call: until then it has only read what nobody else changes, so it might as
+  well have begun later.
+* A state of the run machine that leaves a token does so at once. Whoever is second, it or the save that answers it,
+  sees the other, and both orders lead to the same world.
+* A message that can change nothing any more is dropped, see `void`. Delivered, it might repeat what a function owes
+  that died; but so does what called that function, and the world is then the same.
+
+A function may still die after each single call that writes: these are steps of their own ("death"). The rules are
+asked after each call that writes, also within a step.
 """
 
 from __future__ import annotations
@@ -49,6 +67,7 @@ A_WHILE_S = 700
 """Longer than every grace and every hold."""
 
 Label = tuple[Any, ...]
+Judge = Callable[[World, World], None]
 
 
 def _launch(ports: Any, attempt: int) -> str:
@@ -81,17 +100,58 @@ DOORS: dict[str, Callable[..., Any]] = {
 
 NEVER_LOST = frozenset({"cancel"})
 
+READS = frozenset(
+    {
+        *("load", "load_all", "load_for", "ledger", "quotas", "teams", "line", "waiting", "alive", "intent", "node"),
+        *("nodes", "roster", "waits", "cold", "patience", "left_notices", "quarantined", "request"),
+    }
+)
+"""Calls that only read what functions alone write."""
+
+LOOKS = frozenset({"described", "of_job", "of_fleet", "of_stack", "status"})
+"""Calls that only read what AWS and the deadlines write."""
+
+CALLS = frozenset({"call", "refuse", "deliver", "again", "execution", "tick", "sweep"})
+"""Steps in which a function makes calls."""
+
+COMMUTE = frozenset({"ready", "watch", "checkpoint"})
+"""States that leave a token. Whoever is second, this or the save that answers it, sees the other: both orders lead to
+the same world."""
+
+PRIVATE = frozenset(
+    {
+        *("put_wait", "drop_wait", "put_roster", "open_intent", "close_intent", "own", "update_node", "hold", "adopt"),
+        *("mark_ending", "suspected", "leave_notice", "explain", "expire", "put_ledger"),
+    }
+)
+"""Calls that write what functions alone read."""
+
 
 class Steps:
     """Steps of one exploration; the activities they go through are remembered between worlds."""
 
-    def __init__(self, at_once: int = 2) -> None:
+    def __init__(self, at_once: int = 2, *, reduced: bool = False, judge: Judge = lambda before, after: None) -> None:
         self.activities, self.at_once = Activities(DOORS), at_once
+        self.reduced, self.judge = reduced, judge
+        self.judged: World
+        self.dies_after: int | None = None
+        self.changes = 0
 
     # -- what can happen -------------------------------------------------------------------------------------------
 
     def enabled(self, world: World) -> Iterator[Label]:
-        """Yield everything that can happen next."""
+        """Yield everything that can happen next; where one thing commutes with all others, that one alone."""
+        for label in self._alive(world):
+            yield label
+            if self.reduced and world.budgets.crashes and label[0] in CALLS:
+                yield from self._deaths(world, label)
+
+    def _alive(self, world: World) -> Iterator[Label]:
+        if self.reduced and self.at_once == 1 and not world.flights:
+            for attempt, execution in world.executions.items():
+                if execution.status == "RUNNING" and execution.state in COMMUTE and not execution.asked:
+                    yield ("execution", attempt)
+                    return
         work = list(self._work(world))
         yield from work
         yield from self._wrong(world, bool(work))
@@ -174,11 +234,17 @@ class Steps:
     # -- what it changes -------------------------------------------------------------------------------------------
 
     def after(self, world: World, label: Label) -> World:
-        """The world after the step. Raises Broken when a step shows that an invariant does not hold."""
+        """The world after the step. Raises Broken when a step shows that an invariant does not hold.
+
+        `judged` is then the last world on the way that the rules were asked about.
+        """
+        self.judged = world
         world = world.copy()
         if not (label[0] == "call" and world.flights[label[1]].origin == ("sweep",)):
             world.swept = 0
         getattr(self, f"_do_{label[0]}")(world, *label[1:])
+        if self.reduced:
+            self._drop_void(world)
         return world
 
     def _do_call(self, world: World, number: int) -> None:
@@ -194,20 +260,93 @@ class Steps:
 
     def _begin(self, world: World, origin: Message, *spec: Any) -> None:
         activity = self.activities.begin(spec, world.clock())  # type: ignore[arg-type]
-        self._call(world, world.flights, InFlight(activity, origin))
+        self._call(world, world.flights, InFlight(activity, origin), begins=self.reduced and self.at_once == 1)
 
-    def _call(self, world: World, others: tuple[InFlight, ...], flight: InFlight) -> None:
+    def _call(self, world: World, others: tuple[InFlight, ...], flight: InFlight, *, begins: bool = False) -> None:
+        following = self._run(world, others, flight, begins)
+        if self.dies_after is not None:
+            world.fly((*others, InFlight(following, flight.origin)))
+        elif following.call is None:
+            self._over(world, flight.origin, following.result, following.fault)
+        else:
+            world.fly((*others, InFlight(following, flight.origin)))
+
+    def _run(self, world: World, others: tuple[InFlight, ...], flight: InFlight, begins: bool) -> Activity:
+        """The activity at its next stop, or where it dies; `changes` then says how many calls changed something.
+
+        One that begins stops for the first time after its first call that is no private one.
+        """
         call = flight.activity.call
         if call is None:
             raise Broken("every function makes a call", str(flight.activity.spec))
         world.flights = others
-        following = self._answered(world, flight.activity, call)
-        while following.call is not None and quiet(following):
-            following = self._answered(world, following, following.call)
-        if following.call is None:
-            self._over(world, flight.origin, following.result, following.fault)
-        else:
-            world.fly((*others, InFlight(following, flight.origin)))
+        following, self.changes = flight.activity, 0
+        free = True
+        while following.call is not None:
+            call = following.call
+            private = self.reduced and self._private(world, call)
+            if not (private or quiet(following) or free):
+                break
+            writes = call.method not in READS and call.method not in LOOKS
+            if writes and self.changes == self.dies_after:
+                break
+            free = free and begins and (private or quiet(following))
+            if self.reduced and self.changes and writes:
+                seen = world.copy()
+                seen.flights = (*others, flight)
+                self.judge(self.judged, seen)
+                self.judged = seen
+            following = self._answered(world, following, call)
+            self.changes += writes
+        return following
+
+    def _private(self, world: World, call: Call) -> bool:
+        """True when nothing else that can happen depends on when this call is made; see the module's text."""
+        if self.at_once > 1:
+            return False
+        if call.method in READS or call.method in PRIVATE:
+            return True
+        budgets = world.budgets
+        if call.method == "save":
+            before, after = call.args[:2]
+            return bool(
+                after.version == world.row.version + 1
+                and (before.generation, before.over, before.phase, before.roster_id)
+                == (after.generation, after.over, after.phase, after.roster_id)
+            )
+        if call.method in LOOKS:
+            nobody_dies = not (budgets.interruptions or world.fleets.hidden or any(map(world.alive, world.noticed)))
+            return nobody_dies and not (budgets.timeouts or budgets.aborts)
+        if call.method == "buy":
+            return not budgets.refusals and not world.fleets.hidden
+        if call.method == "take_over":
+            return world.gang.over
+        return call.port == "workflow" and not (budgets.timeouts or budgets.aborts)
+
+    def _deaths(self, world: World, label: Label) -> Iterator[Label]:
+        """The moments at which a function may die within this step of its own, after it has changed something."""
+        judge, self.judge = self.judge, lambda before, after: None
+        try:
+            tried = self.after(world, label)
+        finally:
+            self.judge = judge
+        over = len(tried.flights) < len(world.flights) + (label[0] not in ("call", "refuse"))
+        yield from (("death", label, done) for done in range(1, self.changes + over))
+
+    def _do_death(self, world: World, label: Label, done: int) -> None:
+        before = {id(flight) for flight in world.flights}
+        self.dies_after = done
+        try:
+            getattr(self, f"_do_{label[0]}")(world, *label[1:])
+        finally:
+            self.dies_after = None
+        number = next(number for number, flight in enumerate(world.flights) if id(flight) not in before)
+        self._do_crash(world, number)
+
+    def _drop_void(self, world: World) -> None:
+        left = tuple(message for message in world.messages if not void(world, message))
+        if len(left) < len(world.messages):
+            world.messages = left
 
     def _answered(self, world: World, activity: Activity, call: Call) -> Activity:
         """The activity after the answer to its call."""
@@ -417,6 +556,32 @@ def finished(world: World) -> bool:
         return False
     running = any(execution.status == "RUNNING" for execution in world.executions.values())
     return not (running or world.live)
+
+
+def void(world: World, message: Message) -> bool:
+    """True when the message cannot change anything any more: it is about an attempt that is closed."""
+    job, owners = world.row, world.store.owners
+    if message[0] == "report":
+        report = message[1]
+        node = owners.get(report.instance)
+        if node is None:
+            return False
+        if isinstance(report, reports.Ready):
+            return report.attempt < node.attempt or node.state is not Ownership.MEMBER
+        if report.attempt > job.attempt or (report.attempt == job.attempt and job.attempt_open):
+            return False
+        if isinstance(report, reports.CheckpointSaved):
+            saved = SavePointer(save=report.save, manifest_sha256=report.manifest_sha256)
+            return job.saved is not None and newest([saved, job.saved]) is job.saved
+        return True
+    if message[0] in ("warned", "gone"):
+        node = owners.get(message[1])
+        if node is None or node.state is Ownership.HELD:
+            return False
+        if message[0] == "gone" and node.state is Ownership.ENDING:
+            return True
+        return node.attempt < job.attempt or (node.attempt == job.attempt and not job.attempt_open)
+    return False
 
 
 def _waiting(world: World) -> list[int]:

@@ -55,6 +55,13 @@ class Budgets:
     refusals: int = 0
     aborts: int = 0
 
+    def left(self) -> int:
+        return sum(vars(self).values())
+
+    def cover(self, other: Budgets) -> bool:
+        """True when everything that may go wrong with the others may go wrong with these."""
+        return all(mine >= its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True))
+
 
 @dataclass(frozen=True)
 class Gang:
@@ -168,7 +175,6 @@ class World:
                 frozenset(self.fleets.hidden),
                 frozenset(self.fleets.answers),
                 self.clock.now,
-                self.budgets,
                 frozenset(self.executions.items()),
                 self.gang,
                 self.head,

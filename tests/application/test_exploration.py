@@ -37,6 +37,28 @@ def test_no_rule_is_broken_near_any_moment_whatever_goes_wrong(scenario: Scenari
     assert found.states >= 250
 
 
+@pytest.mark.parametrize("budgets", [Budgets(crashes=1), Budgets(cancels=1), Budgets(lost=1), Budgets(duplicated=1)])
+def test_a_reduced_search_ends_where_the_whole_one_does(budgets: Budgets) -> None:
+    whole, reduced = (explore(a_world(budgets, steps=1), at_once=1, reduced=how) for how in (False, True))
+    assert whole.complete and reduced.complete
+    assert reduced.states < whole.states / 10
+    assert reduced.outcomes == whole.outcomes
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK_FAULTS if FAULTS[name].at_once == 1])
+def test_a_reduced_search_finds_a_fault_by_the_same_rule(name: str) -> None:
+    fault = FAULTS[name]
+    with fault.injected():
+        found = explore(a_world(fault.budgets), at_once=1, most_states=FAULT_STATES, reduced=True)
+    assert (found.broken or "").startswith(fault.breaks)
+
+
+def test_one_mishap_of_each_kind_but_an_interruption_breaks_no_rule() -> None:
+    found = explore(a_world(Budgets(cancels=1, lost=1, duplicated=1), steps=1), at_once=1, reduced=True)
+    assert found.broken is None, found.path
+    assert found.complete
+
+
 @pytest.mark.parametrize("name", QUICK_FAULTS)
 def test_a_fault_that_is_built_in_is_found_by_the_rule_it_breaks(name: str) -> None:
     fault = FAULTS[name]
