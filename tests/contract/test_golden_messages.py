@@ -95,9 +95,18 @@ SAVED = {
     "facts": FACTS,
 }
 
+DATASET_SPEC = replace(
+    SPEC,
+    spec_id="d41c0a5e7b9f2c38",
+    training=replace(
+        SPEC.training,
+        data=DataSpec(uri="s3://corpora/web/v3", index_sha256="1d" * 32, dataset="web@3"),
+    ),
+)
 MESSAGES: dict[str, Any] = {
     "spec": SPEC,
     "spec-own-image": OWN_IMAGE_SPEC,
+    "spec-dataset": DATASET_SPEC,
     "spec-environment": ENVIRONMENT_SPEC,
     "orders-wait": orders.Orders(**ORDER, generation=3, action=orders.Action.WAIT),
     "orders-run": orders.Orders(
@@ -196,6 +205,8 @@ MESSAGES: dict[str, Any] = {
     "needs": node_files.Needs(number=1, save=POINTER_50, files=(".metadata", "__0_0.distcp")),
     "provided": node_files.Provided(number=1, folder=f"/var/lib/holdfast/saves/{SAVE_50}"),
     "provided-damaged": node_files.Provided(number=1, folder="", damaged=(DAMAGED,)),
+    "data-needs": node_files.DataNeeds(number=2, shards=(7, 3, 12, 0, 5)),
+    "damaged-data": node_files.DamagedData(file="shard-00007.bin", reason="sha256 differs"),
     "rank-save": node_files.RankSave(
         **SAVED, rank=0, files=("__0_0.distcp", ".metadata"), final=True, answers_generation=6, restored=POINTER_25
     ),

@@ -38,8 +38,14 @@ class Config:
     @property
     def fixed(self) -> dict[str, Any]:
         """The fields that a resume must find unchanged."""
-        fields = dataclasses.asdict(self.training)
+        fields = {**dataclasses.asdict(self.training), "data": self._data}
         return {name: value for name, value in fields.items() if name not in FREE_FIELDS}
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        """A dataset is its digest, wherever it lies and whatever it is called."""
+        data = self.training.data
+        return {"corpus": data.corpus} if data.index_sha256 is None else {"index_sha256": data.index_sha256}
 
     @property
     def hash(self) -> str:
@@ -62,9 +68,10 @@ def config_of(spec: JobSpec) -> Config:
 
 
 def _refuse(training: TrainingSpec) -> None:
-    model = training.model
+    model, data = training.model, training.data
     checks = {
-        f"data.corpus is {training.data.corpus!r}; this image carries 'stdlib'": training.data.corpus == "stdlib",
+        f"data.corpus is {data.corpus!r}; this image carries 'stdlib'": data.corpus == "stdlib" or data.uri is not None,
+        "data.uri has no index_sha256 beside it": data.uri is None or data.index_sha256 is not None,
         "init_from is not supported by this image": training.init_from is None,
         f"parallel is {training.parallel!r}; known are ddp and fsdp": training.parallel in ("ddp", "fsdp"),
         f"precision is {training.precision!r}; known are auto, fp32 and bf16": training.precision

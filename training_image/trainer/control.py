@@ -69,27 +69,29 @@ class Agreement:
         self.control, self.group, self.nodes = control, group, nodes
         self.answered = 0
         self.save_due = False
-        self._flags = torch.zeros(2, dtype=torch.int64)
+        self.data_lacking = False
+        self._flags = torch.zeros(3, dtype=torch.int64)
 
-    def start(self, *, save_due: bool = False) -> None:
+    def start(self, *, save_due: bool = False, data_lacking: bool = False) -> None:
         """The exchange of what each rank knows is under way, beside the training's own traffic."""
-        self._flags[0], self._flags[1] = value_of(self.control.read()), int(save_due)
+        self._flags[0] = value_of(self.control.read())
+        self._flags[1], self._flags[2] = int(save_due), int(data_lacking)
         self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
 
     def finish(self) -> Order | None:
-        """Return an order that has not been answered yet; `save_due` holds if any rank found a save due."""
+        """Return an order that was not answered yet; `save_due` and `data_lacking` hold if they do for any rank."""
         self._work.wait()
-        value, due = self._flags.tolist()
-        self.save_due = bool(due)
+        value, due, lacking = self._flags.tolist()
+        self.save_due, self.data_lacking = bool(due), bool(lacking)
         kind = KINDS[value % len(KINDS)]
         if value <= self.answered or kind is ControlKind.NONE:
             return None
         self.answered = value
         return Order(generation=value // len(KINDS), kind=kind, doomed=self._doomed())
 
-    def now(self) -> Order | None:
+    def now(self, *, data_lacking: bool = False) -> Order | None:
         """Return what all ranks agree on at once."""
-        self.start()
+        self.start(data_lacking=data_lacking)
         return self.finish()
 
     def _doomed(self) -> tuple[int, ...]:

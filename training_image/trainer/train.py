@@ -19,8 +19,8 @@ from trainer import data
 from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
 from trainer.control import Agreement, ControlFile, Order
-from trainer.corpus import open_corpus
 from trainer.endings import Diverged
+from trainer.feed import Feed
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
 from trainer.restore import OrderedMeanwhile, Restore
@@ -28,6 +28,8 @@ from trainer.restore import OrderedMeanwhile, Restore
 # DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
 WARM_UP_STEPS = 2
 MOST_NON_FINITE_STEPS = 3
+# Seconds between looks for data that are on their way.
+DATA_LOOK_S = 0.1
 NO_ORDER = Order(generation=0, kind=ControlKind.NONE)
 
 
@@ -41,6 +43,7 @@ class Run:
     control: ControlFile
     agreement: Agreement
     batches: data.Batches
+    feed: Feed
     learner: Learner
     saves: Saves
     restore: Restore
@@ -51,6 +54,7 @@ class Run:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int = 0
     saved_at: float = 0.0
+    data_wait_s: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=10))
 
 
@@ -75,19 +79,21 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
     """Return a run that has not trained anything yet. Raises UserError when the ranks do not agree on what to train."""
     journal = Journal(run_dir, ranks.rank, job.attempt)
     control = ControlFile(run_dir, job.attempt, journal)
-    corpus = open_corpus(Path(job.corpus_dir))
+    batches = data.Batches(config, ranks.rank, ranks.world_size)
+    feed = Feed(run_dir, job, batches, ranks.rank)
     ranks.require_same("config_hash", config.hash)
-    ranks.require_same("corpus_digest", corpus.digest)
+    ranks.require_same("corpus_digest", feed.digest)
     return Run(
         config=config,
         ranks=ranks,
         journal=journal,
         control=control,
         agreement=Agreement(control, ranks.flags, job.nodes),
-        batches=data.Batches(corpus, config, ranks.rank, ranks.world_size),
+        batches=batches,
+        feed=feed,
         learner=Learner(config, ranks),
-        saves=Saves(run_dir, job, config, corpus.digest, ranks, journal),
-        restore=Restore(run_dir, job, config, corpus.digest, ranks, control),
+        saves=Saves(run_dir, job, config, feed.digest, ranks, journal),
+        restore=Restore(run_dir, job, config, feed.digest, ranks, control),
     )
 
 
@@ -96,7 +102,7 @@ def warm_up(run: Run) -> None:
     show(run, "warming_up")
     batch = data.warm_up_batch(run.config, run.batches.micro_batch)
     for _ in range(WARM_UP_STEPS):
-        backward(run, batch, last=True)
+        backward(run, batch, run.config.tokens_per_step, last=True)
         run.learner.clip()
         run.learner.update(0.0)
     run.learner.reset()
@@ -118,9 +124,11 @@ def start_or_resume(run: Run, job: JobFile) -> None:
 def loop(run: Run) -> Outcome:
     """Return how the training ended."""
     run.saved_at = time.monotonic()
+    # Where the training stands is known only now, so nobody has looked for the first step's data yet.
+    run.agreement.data_lacking = run.feed.pinned is not None
     show(run, "running")
     while run.step < run.config.training.steps:
-        order = one_step(run)
+        order = wait_for_data(run) or one_step(run)
         if order is None:
             if save_is_due(run) and not run.non_finite_steps:
                 save(run)
@@ -138,14 +146,33 @@ def loop(run: Run) -> Outcome:
     return end(run, "finished", save=name, existing=existing)
 
 
+def wait_for_data(run: Run) -> Order | None:
+    """Every rank has the data of the next step; or the ranks agreed on an order while one of them waited."""
+    if not run.agreement.data_lacking:
+        return None
+    started = time.perf_counter()
+    while (order := run.agreement.now(data_lacking=run.feed.lacks(run.step))) is None and run.agreement.data_lacking:
+        show(run, "waiting_for_data")
+        time.sleep(DATA_LOOK_S)
+    waited = time.perf_counter() - started
+    run.data_wait_s += waited
+    run.journal.event("data_waited", step=run.step, seconds=waited)
+    show(run, "running")
+    return order
+
+
 def one_step(run: Run) -> Order | None:
     """One optimizer step is finished; or the ranks agreed on an order, and the state is that of the step before."""
     started = time.perf_counter()
     loss_sum = torch.zeros((), dtype=torch.float64, device=run.ranks.device)
+    targets = targets_of_all(run)
     for micro in range(run.batches.micro_steps):
-        run.agreement.start(save_due=interval_is_over(run))
+        last = micro == run.batches.micro_steps - 1
+        # One step ahead, so that no step waits for an answer of its own.
+        lacking = last and run.step + 1 < run.config.training.steps and run.feed.lacks(run.step + 1)
+        run.agreement.start(save_due=interval_is_over(run), data_lacking=lacking)
         seed_dropout(run, micro)
-        loss_sum += backward(run, run.batches.micro(run.step, micro), last=micro == run.batches.micro_steps - 1)
+        loss_sum += backward(run, read(run, micro), targets, last=last)
         order = run.agreement.finish()
         if order is not None:
             run.learner.optimizer.zero_grad()
@@ -154,12 +181,29 @@ def one_step(run: Run) -> Order | None:
     learning_rate = run.config.learning_rate(run.step)
     run.learner.update(learning_rate)
     dist.all_reduce(loss_sum)
-    record(run, float(loss_sum) / run.config.tokens_per_step, norm, learning_rate, time.perf_counter() - started)
+    record(run, float(loss_sum) / targets, norm, learning_rate, time.perf_counter() - started)
     return None
 
 
-def backward(run: Run, batch: data.MicroBatch, *, last: bool) -> Tensor:
-    """Return the sum of this micro-batch's token losses; its gradient, per token of the global batch, is added up."""
+def read(run: Run, micro: int) -> data.MicroBatch:
+    """Return this rank's micro-batch of the next step; the time it took counts as waiting for data."""
+    started = time.perf_counter()
+    batch = run.batches.micro(run.step, micro)
+    run.data_wait_s += time.perf_counter() - started
+    return batch
+
+
+def targets_of_all(run: Run) -> float:
+    """Return the targets that count in the next step, of all ranks together; 1 where a mask leaves none."""
+    if not run.feed.masked:
+        return run.config.tokens_per_step
+    targets = torch.tensor(run.batches.targets(run.step), dtype=torch.float64)
+    dist.all_reduce(targets, group=run.ranks.flags)
+    return max(1.0, float(targets))
+
+
+def backward(run: Run, batch: data.MicroBatch, targets: float, *, last: bool) -> Tensor:
+    """Return the sum of this micro-batch's token losses; its gradient, per target of the global batch, is added up."""
     device = run.ranks.device
     with run.learner.accumulate(last=last):
         with run.learner.autocast():
@@ -167,8 +211,8 @@ def backward(run: Run, batch: data.MicroBatch, *, last: bool) -> Tensor:
         losses_BT = F.cross_entropy(
             logits_BTV.float().flatten(0, 1), batch.targets_BT.to(device).flatten(), reduction="none"
         ).view_as(batch.targets_BT)
-        weighted_BT = losses_BT * batch.weights_B.to(device)[:, None]
-        (weighted_BT.sum() / run.config.tokens_per_step).backward()
+        weighted_BT = losses_BT * batch.weights_BT.to(device)
+        (weighted_BT.sum() / targets).backward()
     return weighted_BT.detach().sum(dtype=torch.float64)
 
 
@@ -186,7 +230,15 @@ def record(run: Run, loss: float, norm: float, learning_rate: float, seconds: fl
     finite = isfinite(loss) and isfinite(norm)
     run.non_finite_steps = 0 if finite else run.non_finite_steps + 1
     run.loss = loss if finite else run.loss
-    run.journal.step(step=run.step, loss=loss, lr=learning_rate, tokens=run.config.tokens_per_step, seconds=seconds)
+    run.journal.step(
+        step=run.step,
+        loss=loss,
+        lr=learning_rate,
+        tokens=run.config.tokens_per_step,
+        seconds=seconds,
+        data_wait_s=run.data_wait_s,
+    )
+    run.data_wait_s = 0.0
     if run.new_steps == 1:
         run.journal.event("first_step", step=run.step, loss=loss)
         shorten_timeouts(run.ranks)

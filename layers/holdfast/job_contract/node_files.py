@@ -4,6 +4,9 @@
     control.json                 agent -> ranks, read at each micro-step: Control
     needs/rank-<r>.json          rank -> agent: Needs, the files it wants of a save
     provided/rank-<r>.json       agent -> rank: Provided, the answer to that request
+    data/index.json, data/...    agent -> ranks: the data set's proved index and shards, in the job's corpus_dir
+    data-needs/rank-<r>.json     rank -> agent: DataNeeds, the shards it reads now and next
+    damaged-data.json            agent -> ranks: DamagedData, what could not be brought as it was pinned
     saves/<save>/<files>         rank -> agent: the data files of a save
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
     progress.json                global rank 0 -> agent: RankProgress
@@ -29,6 +32,8 @@ from job_contract.spec import JobSpec
 from job_contract.version import decode, encode
 
 T = TypeVar("T")
+
+DAMAGED_DATA_FILE = "damaged-data.json"
 
 # Exit codes of a rank that ended on purpose without success; anything else is a crash.
 EXIT_CODES = {
@@ -93,6 +98,25 @@ class Provided:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataNeeds:
+    """Shards by their number in the index, in the order of need; `number` grows with each request of this rank.
+
+    A shard is answered by its files: under their own names they are whole, and stay until no rank's needs have them.
+    """
+
+    number: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedData:
+    """A file of the data set that is missing or has other bytes than were pinned; training cannot go on."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankSave:
     """One rank's share of a save, complete on local disk. Equal on all ranks but for `rank` and `files`."""
 
@@ -113,7 +137,9 @@ class RankSave:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """`state`: restoring, warming_up, running, saving, finished. `started` once the first new optimizer step is done.
+    """`state`: warming_up, restoring, waiting_for_data, running, saving, finished.
+
+    `started` once the first new optimizer step is done.
 
     `answered_generation` is the last order that the ranks have carried out, `newest_save` the save that answers it: a
     `checkpoint` order that finds its step already saved shows here only.

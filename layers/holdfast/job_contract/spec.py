@@ -21,10 +21,15 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """`corpus` names a corpus that the image carries ("stdlib"); `uri` an index in a bucket."""
+    """`corpus` names a corpus that the image carries ("stdlib"); `uri` the folder of a dataset, s3:// or file://.
+
+    With `uri` goes `index_sha256`, which pins the dataset's index; `dataset` is its registered name, for people.
+    """
 
     corpus: str | None = None
     uri: str | None = None
+    index_sha256: str | None = None
+    dataset: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
