@@ -21,6 +21,7 @@ from agent.ranks import Crash, Ranks, Seats, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
+from agent.shards import Shards, place_of, visible_folder
 from job_contract.checkpoint_layout import parse_save_name
 from job_contract.node_files import (
     Control,
@@ -90,11 +91,14 @@ class Attempt:
         self._next_look_at = self._next_progress_at = 0.0
         self._prepare(seen)
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
+        self._shards = self._make_shards()
 
     def start(self, *, free_port: Callable[[], None]) -> None:
         """The ranks run; `free_port` has been called just before. Raises OSError, SecretUnavailable."""
         self.saves.loop.start()
         self._fetch.loop.start()
+        if self._shards:
+            self._shards.loop.start()
         image = self.spec.image
         command = image.command if image and image.command else self._tools.settings.command
         self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
@@ -146,6 +150,8 @@ class Attempt:
         self.state = State.OVER
         self.saves.loop.close()
         self._fetch.loop.close()
+        if self._shards:
+            self._shards.loop.close()
         self._end_ranks()
         self.saves.loop.close(wait_s=self._tools.pace.rank_end_s)
 
@@ -166,7 +172,9 @@ class Attempt:
             node_rank=self.node_rank,
             nodes=len(self.roster.nodes),
             agent_pid=os.getpid(),
-            corpus_dir=str(self._tools.settings.corpus_dir),
+            corpus_dir=str(
+                visible_folder(self._run_dir) if self.spec.training.data.uri else self._tools.settings.corpus_dir
+            ),
             roster_id=self.roster.roster_id,
             resume_from=resume.pointer if resume else None,
             resume_parent=resume.parent if resume else None,
@@ -200,6 +208,20 @@ class Attempt:
             run_dir=self._run_dir,
             local=(self._tools.settings.kept_dir, self._run_dir / "saves"),
             bucket=self._tools.bucket,
+            downloads=self._tools.pace.downloads,
+            journal=self._journal,
+        )
+
+    def _make_shards(self) -> Shards | None:
+        data = self.spec.training.data
+        if data.uri is None or data.index_sha256 is None:
+            return None
+        return Shards(
+            data,
+            self._seats.ranks,
+            run_dir=self._run_dir,
+            root=self._tools.settings.root,
+            place=place_of(data.uri, self._tools.bucket),
             downloads=self._tools.pace.downloads,
             journal=self._journal,
         )

@@ -112,6 +112,10 @@ class Bucket:
     def __init__(self, s3: Any, name: str) -> None:
         self._s3, self._name = s3, name
 
+    def sibling(self, name: str) -> Bucket:
+        """Return another bucket, reached by the same client."""
+        return Bucket(self._s3, name)
+
     def get(self, key: str) -> Stored | None:
         try:
             answer = self._s3.get_object(Bucket=self._name, Key=key)
