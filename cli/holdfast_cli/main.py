@@ -16,6 +16,7 @@ from holdfast.messages.acceptance import Acceptance
 from holdfast.messages.envelope import open_envelope
 from holdfast.messages.request_reference import reference_in
 from holdfast_cli import ask, show
+from holdfast_cli.dataset import dataset
 from holdfast_cli.dlq import dlq
 from holdfast_cli.errors import UserError, told
 from holdfast_cli.explain import explain, history_of
@@ -122,6 +123,7 @@ for verb in (
     app.command()(verb)
 app.add_typer(quota, name="quota")
 app.add_typer(dlq, name="dlq")
+app.add_typer(dataset, name="dataset")
 
 
 def _order(text: str, dedup_id: str | None, target: Stack) -> tuple[Acceptance, str]:
