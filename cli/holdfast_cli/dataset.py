@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from holdfast.messages.control_request import SCHEMA, read_control
 from holdfast_cli import show
 from holdfast_cli.errors import UserError, told
-from holdfast_cli.options import AsJson
+from holdfast_cli.options import AsJson, By, StackName
 from holdfast_cli.prepare import ByteTokenizer, FileTokenizer, Progress, prepare
+from holdfast_cli.stack import Stack
 from job_contract.dataset import INDEX_FILE, BadIndex, DatasetIndex, open_index
 
 SHARD_TOKENS = 1 << 26
 SOURCE_CHARACTERS = 200
 TELL_EVERY_S = 2.0
+REGISTERED_WITHIN_S, POLL_S = 60.0, 1.0
 
 dataset = typer.Typer(help="Datasets: shards of tokens, under an index that proves them.", no_args_is_help=True)
 
@@ -83,6 +87,95 @@ def verify(
     if damaged:
         raise UserError("\n".join([f"{folder}: {len(damaged)} files are not what the index says:", *damaged[:20]]))
     _show(index, str(folder), as_json)
+
+
+@dataset.command()
+@told
+def register(
+    uri: Annotated[str, typer.Argument(metavar="URI", help="Its folder: s3://bucket/prefix, or file:///mnt/folder.")],
+    name: Annotated[str, typer.Option(help="1 to 63 characters a-z, 0-9 and -.")],
+    version: Annotated[int, typer.Option(min=1, help="A version is put once, and never changes.")],
+    digest: Annotated[str | None, typer.Option(help="The digest that prepare printed; needed for file://.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is known; exit code 1 when it is not.")] = False,
+    by: By = None,
+    as_json: AsJson = False,
+    stack: StackName = "holdfast",
+) -> None:
+    """Give a dataset a name and a version that requests can use: "data": {"dataset": "NAME@VERSION"}."""
+    wish = {"schema": SCHEMA, "action": "register_dataset", "name": name, "version": version, "uri": uri}
+    optional = {"digest": digest, "requested_by": by}
+    body = json.dumps({**wish, **{key: value for key, value in optional.items() if value is not None}})
+    read_control(body)
+    target = Stack(stack)
+    message_id = target.send("ControlQueueUrl", body)
+    if wait:
+        _wait_for(target, name, version)
+    if as_json:
+        show.as_json({"dataset": f"{name}@{version}", "message_id": message_id})
+    elif wait:
+        print(f"{name}@{version} is registered")
+    else:
+        print(f"asked for {name}@{version}; `holdfast dataset show {name}@{version}` shows it once it was found whole")
+
+
+@dataset.command("list")
+@told
+def list_datasets(as_json: AsJson = False, stack: StackName = "holdfast") -> None:
+    """Show the registered datasets."""
+    found = [_facts(item) for item in Stack(stack).table.datasets()]
+    if as_json:
+        show.as_json(found)
+    elif not found:
+        print("no dataset is registered; `holdfast dataset register` does it")
+    else:
+        heads = ("DATASET", "TOKENS", "VOCAB", "LICENCE", "PLACE")
+        show.table(heads, [[_cell(one, head) for head in heads] for one in found])
+
+
+@dataset.command("show")
+@told
+def show_dataset(
+    dataset: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A registered dataset.")],
+    as_json: AsJson = False,
+    stack: StackName = "holdfast",
+) -> None:
+    """Show where a registered dataset lies, and what its index says."""
+    name, _, version = dataset.partition("@")
+    if not version.isdecimal():
+        raise UserError(f"{dataset!r} names no version; write NAME@VERSION, such as web@3")
+    item = Stack(stack).table.dataset(name, int(version))
+    if item is None:
+        raise UserError(f"there is no dataset {dataset}; `holdfast dataset list` shows those there are")
+    facts = _facts(item)
+    if as_json:
+        show.as_json(facts)
+        return
+    for key, value in facts.items():
+        print(f"{key:14} {show.clean(f'{value:,}' if type(value) is int else str(value))}")
+
+
+def _wait_for(target: Stack, name: str, version: int) -> None:
+    give_up_at = time.monotonic() + REGISTERED_WITHIN_S
+    while target.table.dataset(name, version) is None:
+        if time.monotonic() > give_up_at:
+            typer.echo(
+                f"holdfast: {name}@{version} was not registered within {REGISTERED_WITHIN_S:.0f} s; "
+                "look for a refusal on the result queue",
+                err=True,
+            )
+            raise typer.Exit(1)
+        time.sleep(POLL_S)
+
+
+def _facts(item: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"dataset": f"{item['name']}@{item['version']}", "place": item["uri"]}
+    rest = {key: value for key, value in item.items() if key not in ("pk", "sk", "name", "version", "uri")}
+    return {**own, **dict(sorted(rest.items()))}
+
+
+def _cell(facts: Mapping[str, Any], head: str) -> str:
+    value = facts.get(head.lower())
+    return "?" if value is None else f"{value:,}" if type(value) is int else str(value)
 
 
 def _index_in(folder: Path, digest: str | None) -> DatasetIndex:

@@ -85,6 +85,7 @@ class FakeStore:
     notices: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     writes: int = 0
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
+    known_datasets: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
         identity = request.get("identity")
@@ -112,6 +113,17 @@ class FakeStore:
     def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
         known = [number for known, number in self.templates if known == name]
         return self.templates.get((name, version if version is not None else max(known, default=0)))
+
+    def put_dataset(self, dataset: Mapping[str, Any]) -> bool:
+        key = dataset["name"], dataset["version"]
+        new = key not in self.known_datasets
+        known = self.known_datasets.setdefault(key, dataset)
+        if any(known[part] != dataset[part] for part in ("uri", "digest")):
+            raise Rejected("dataset_version_taken", f"{key}")
+        return new
+
+    def dataset(self, name: str, version: int) -> Mapping[str, Any] | None:
+        return self.known_datasets.get((name, version))
 
     def load(self, job_id: str) -> Job | None:
         return self.rows.get(job_id)

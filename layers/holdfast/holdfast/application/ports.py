@@ -65,6 +65,12 @@ class JobStore(Protocol):
     def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
         """Return that version, the highest one for None."""
 
+    def put_dataset(self, dataset: Mapping[str, Any]) -> bool:
+        """Keep {name, version, uri, digest, ...}; False when it was there. Raises Rejected when it is another one."""
+
+    def dataset(self, name: str, version: int) -> Mapping[str, Any] | None:
+        """Return that version."""
+
     def load(self, job_id: str) -> Job | None:
         """Return the row, read strongly."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job
-from holdfast.domain.locations import split_uri, team_key
+from holdfast.domain.locations import dataset_place, team_key
 from holdfast.domain.placement import Candidate, candidates
 from holdfast.domain.plan import Plan
 from holdfast.messages.job_request import (
@@ -22,7 +22,7 @@ from holdfast.messages.job_request import (
 )
 from holdfast.messages.plan_facts import plan_data
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import JobSpec
+from job_contract.spec import DataSpec, JobSpec
 
 ONE_RANK_PER_GPU = 0
 
@@ -75,10 +75,22 @@ def acceptance_of(request: JobRequest, *, now: float, bucket: str | None = None)
 
 def planned(order: Acceptance, made: Plan) -> Acceptance:
     """Return the order with its plan: stored beside the body, and with the spec that the plan chose."""
-    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, parallel=made.parallel)
+    spec = node_spec(
+        order.asked,
+        order.job.id,
+        ranks_per_node=ONE_RANK_PER_GPU,
+        parallel=made.parallel,
+        data=order.spec.training.data,
+    )
     return Acceptance(
         replace(order.job, spec_id=spec.spec_id), {**order.request, "plan": plan_data(made)}, spec, order.asked
     )
+
+
+def with_data(order: Acceptance, data: DataSpec) -> Acceptance:
+    """Return the order whose nodes train on these data."""
+    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, data=data)
+    return replace(order, job=replace(order.job, spec_id=spec.spec_id), spec=spec)
 
 
 def candidates_of(request: JobRequest, nodes: int | None = None) -> tuple[Candidate, ...]:
@@ -105,7 +117,7 @@ def prefix_of(request: JobRequest) -> str:
 def _refuse_foreign_places(request: JobRequest, bucket: str | None) -> None:
     """No address leaves the team's own part of the checkpoint bucket, however it is written."""
     if request.training.data.uri is not None:
-        split_uri(request.training.data.uri, "training.data.uri")
+        dataset_place(request.training.data.uri, "training.data.uri", bucket=bucket, team=request.team)
     saves = {"training.init_from": request.training.init_from, "checkpoint.resume_from": request.checkpoint.resume_from}
     for field, uri in saves.items():
         if uri is not None:
@@ -115,7 +127,6 @@ def _refuse_foreign_places(request: JobRequest, bucket: str | None) -> None:
 def _refuse_what_is_not_built(request: JobRequest) -> None:
     """The format has fields whose work comes with a later release: better refused than silently left out."""
     later = {
-        "training.data.uri": request.training.data.uri,
         "training.init_from": request.training.init_from,
         "checkpoint.resume_from": request.checkpoint.resume_from,
     }

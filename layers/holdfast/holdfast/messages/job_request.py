@@ -26,6 +26,8 @@ from job_contract.version import canonical_json, encode
 
 SCHEMA = "holdfast.job-request/1"
 TEMPLATE_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+DATASET_NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+DATASET = rf"^{DATASET_NAME}@[1-9][0-9]{{0,5}}$"
 JOB_ID_CHARACTERS = 40
 IDENTITY_CHARACTERS = 10
 SPEC_ID_CHARACTERS = 16
@@ -143,20 +145,30 @@ class Model(_Part):
 
 
 class Data(_Part):
-    """Tokens to train on: a corpus that the image carries, or shards in a bucket."""
+    """Tokens to train on: a corpus that the image carries, a registered dataset, or the place of one."""
 
     corpus: Literal["stdlib"] | None = Field(None, description='"stdlib", the Python standard library as bytes')
     uri: str | None = Field(
         None,
         max_length=1_024,
-        pattern=r"^s3://[a-z0-9.-]{3,63}/\S+$",
-        description="the index of the shards, s3://bucket/key",
+        pattern=r"^(s3://[a-z0-9.-]{3,63}|file://)/\S+$",
+        description="the folder of a dataset, s3://bucket/prefix or file:///mnt/folder",
+    )
+    dataset: str | None = Field(
+        None, pattern=DATASET, description="a registered dataset as name@version, such as web@3"
+    )
+    digest: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="the digest of the index at uri, 64 hex digits in lower case"
     )
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
-        if (self.corpus is None) == (self.uri is None):
-            raise ValueError('training.data needs exactly one of corpus ("stdlib") and uri (s3://bucket/key)')
+        if sum(source is not None for source in (self.corpus, self.uri, self.dataset)) != 1:
+            raise ValueError(
+                'training.data needs exactly one of corpus ("stdlib"), dataset ("name@version") and uri (s3://...)'
+            )
+        if self.digest is not None and self.uri is None:
+            raise ValueError("training.data.digest goes with uri only; leave it out")
         return self
 
 
@@ -164,7 +176,7 @@ class Training(_Part):
     """What is trained; `global_batch` counts sequences per optimizer step, all nodes together."""
 
     model: Model = Field(description='{"preset": "tiny"}, or the sizes')
-    data: Data = Field(description='{"corpus": "stdlib"}, or {"uri": "s3://bucket/key"}')
+    data: Data = Field(description='{"corpus": "stdlib"}, {"dataset": "name@version"}, or {"uri": "s3://..."}')
     # A save's folder name has eight digits for the step.
     steps: int = Field(ge=1, le=99_999_999, description="optimizer steps, a whole number from 1 to 99999999")
     global_batch: int = Field(
@@ -418,14 +430,24 @@ def job_id(request: JobRequest) -> str:
     return f"{slug or 'job'}-{request_identity(request)[:IDENTITY_CHARACTERS]}"
 
 
-def node_spec(request: JobRequest, job: str, *, ranks_per_node: int, parallel: str | None = None) -> JobSpec:
-    """Return what the nodes of the job need to know, named by its own digest; `parallel` is a plan's choice."""
+def node_spec(
+    request: JobRequest,
+    job: str,
+    *,
+    ranks_per_node: int,
+    parallel: str | None = None,
+    data: DataSpec | None = None,
+) -> JobSpec:
+    """Return what the nodes of the job need to know, named by its own digest.
+
+    `parallel` is a plan's choice; `data` what the request's data were found to be, None where nobody has looked.
+    """
     spec = JobSpec(
         job=job,
         team=request.team,
         spec_id="",
         prefix=job_prefix(request.team, job),
-        training=_training_spec(request.training, parallel),
+        training=_training_spec(request.training, parallel, data),
         checkpoint=checkpoint_spec(request),
         ranks_per_node=ranks_per_node,
         report_s=request.report_s,
@@ -447,11 +469,12 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **JobRequest.model_json_schema()}
 
 
-def _training_spec(training: Training, parallel: str | None) -> TrainingSpec:
+def _training_spec(training: Training, parallel: str | None, data: DataSpec | None) -> TrainingSpec:
+    asked = training.data
     numbers = training.model_dump(exclude={"model", "data", "parallel"})
     return TrainingSpec(
         model=training.model.as_spec(),
-        data=DataSpec(corpus=training.data.corpus, uri=training.data.uri),
+        data=data or DataSpec(corpus=asked.corpus, uri=asked.uri, index_sha256=asked.digest, dataset=asked.dataset),
         # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
         parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,
