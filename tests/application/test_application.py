@@ -771,6 +771,17 @@ def test_a_hang_is_judged_from_step_progress_not_from_heartbeats(ports: FakePort
     assert ports.store.rows[job.id].failure == "hang"
 
 
+def test_ranks_that_wait_for_data_do_not_hang(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job(report_s=10))
+    ports.workflow.start(job.id, 1)
+    ports.owning(job, b.LEADER, b.OTHER)
+    for state in ("running", *["waiting_for_data"] * 9):
+        told = {"job": job.id, "attempt": 1, "instance": b.LEADER, "at": ports.clock(), "state": state}
+        NodeReports(ports).take(reports.Progress(**told, step=3, loss=1.0, tokens_per_s=1.0))
+        ports.clock.step(100)
+        assert Sweep(ports).run() == []
+
+
 @pytest.mark.parametrize("moment", ["open_intent", "save"])
 def test_a_launch_that_its_release_has_overtaken_buys_nothing(ports: FakePorts, moment: str) -> None:
     """Somebody stops the execution while its launch is at work: the release comes between any two of its calls."""

@@ -312,6 +312,9 @@ class Attempt:
             return None
 
     def _fail(self, crash: Crash) -> None:
+        damaged = self._shards.damaged if self._shards else None
+        if damaged and crash.failure == "user_error":
+            crash = replace(crash, reason=f"data: {damaged.file}: {damaged.reason}")
         self._end_ranks()
         self._journal.note("outcome", outcome="failed", failure=crash.failure, reason=crash.reason)
         self._tell_withheld()

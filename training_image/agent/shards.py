@@ -111,7 +111,7 @@ class Shards:
         self.visible, self.store = visible_folder(run_dir), root / "data" / data.index_sha256
         self._index: DatasetIndex | None = None
         self._in_place: set[tuple[str, int]] = set()
-        self._given_up = False
+        self.damaged: DamagedData | None = None
         for folder in root.glob("data/*"):
             if folder != self.store:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -121,14 +121,14 @@ class Shards:
 
     def round(self) -> float:
         """A few missing files are there; return the seconds until the next look."""
-        if self._given_up:
+        if self.damaged:
             return RETRY_S
         try:
             return self._bring_some()
         except NotAsPinned as error:
-            self._given_up = True
+            self.damaged = DamagedData(file=error.file, reason=error.reason)
             self._journal.note("data_damaged", file=error.file, reason=error.reason)
-            write_message(self._run_dir / DAMAGED_DATA_FILE, DamagedData(file=error.file, reason=error.reason))
+            write_message(self._run_dir / DAMAGED_DATA_FILE, self.damaged)
         except (*CLOUD_ERRORS, OSError) as error:
             self._journal.note("data_retry", error=error_code(error), text=str(error)[:200])
         return RETRY_S

@@ -130,6 +130,10 @@ def main(behaviour: str, run_dir: Path) -> int:
         return int(value)
     if kind == "signal":
         os.kill(os.getpid(), int(value))
+    if kind == "needs-data":
+        while not (run_dir / "damaged-data.json").exists():
+            time.sleep(0.01)
+        return 74
     if kind == "mute":
         return 0
     if kind == "existing":

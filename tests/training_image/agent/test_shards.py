@@ -1,5 +1,6 @@
 """What a rank gets of a data set: proved shards of its block and the next, or the name of the damaged one."""
 
+import dataclasses
 import errno
 import json
 import mmap
@@ -219,7 +220,10 @@ def test_a_survivor_brings_nothing_twice_and_proves_what_it_kept(site, s3):
     second.reads(2, 3)
     assert second.settle() == ["index.json", "shard-00002.bin", "shard-00003.bin"]
     assert (second.shards.visible / "shard-00003.bin").read_bytes() == bytes(range(64, 128))
-    assert [note["local"] for note in second.notes("data_brought")[-2:]] == [True, False]
+    assert {note["file"]: note["local"] for note in second.notes("data_brought")} == {
+        "shard-00002.bin": True,
+        "shard-00003.bin": False,
+    }
 
 
 def test_shards_of_another_data_set_take_no_room(site, dataset):
@@ -281,3 +285,15 @@ def test_an_error_that_says_nothing_of_the_data_is_no_damage(site, monkeypatch):
     monkeypatch.setattr("agent.shards.InBucket.stream", odd)
     node.settle()
     assert node.damaged is None
+
+
+def test_the_node_says_which_file_of_the_data_was_damaged(start_node, play, s3, dataset):
+    s3.objects[f"{PREFIX}/index.json"] = b"{}"
+    spec = play.spec("needs-data")
+    data = DataSpec(uri=f"s3://corpora/{PREFIX}", index_sha256=dataset[1].sha256)
+    node = start_node()
+    spec = dataclasses.replace(spec, training=dataclasses.replace(spec.training, data=data))
+    node.orders.value = play.seen("run", 1, spec=spec)
+    report = node.wait_for("failed")
+    assert report.failure == "user_error"
+    assert report.reason.startswith("data: index.json: index.json has version None")

@@ -36,6 +36,8 @@ LOG_TAIL_CHARACTERS = 2_000
 
 REBALANCE = "rebalance"
 
+STEPLESS = frozenset({"waiting_for_data", "evaluating"})
+
 
 class NodeReports:
     """Takes the reports of member nodes; a report of anybody else raises Rejected.
@@ -117,10 +119,15 @@ class NodeReports:
             self._record(problem, node.job)
 
     def _progress(self, report: reports.Progress, node: Node) -> None:
-        self._stands(node, at=report.at, step=report.step, loss=report.loss, tokens_per_s=report.tokens_per_s)
+        # In these states the ranks agree on orders all the time: that is no hang, however long they last.
+        moves = report.state in STEPLESS
+        told = {"loss": report.loss, "tokens_per_s": report.tokens_per_s}
+        self._stands(node, at=report.at, step=report.step, moves=moves, **told)
 
-    def _stands(self, node: Node, *, at: float, step: int, loss: float | None, tokens_per_s: float) -> None:
-        step_at = at if step != node.step else node.step_at
+    def _stands(
+        self, node: Node, *, at: float, step: int, loss: float | None, tokens_per_s: float, moves: bool = False
+    ) -> None:
+        step_at = at if moves or step != node.step else node.step_at
         self.ports.store.update_node(
             replace(
                 node,
