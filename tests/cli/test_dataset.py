@@ -14,10 +14,12 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
+from holdfast.messages.control_request import RegisterDataset, read_control
 from holdfast_cli.errors import UserError
 from holdfast_cli.main import app
 from holdfast_cli.prepare import BYTE_END, ByteTokenizer, FileTokenizer, prepare
 from job_contract.dataset import DatasetIndex, open_index
+from tests.cli.cloud import Cloud, holdfast
 
 QUESTION = {"prompt": "2+2=", "completion": "4"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}
@@ -233,3 +235,42 @@ def test_the_verbs_print_the_digest_and_find_one_flipped_byte(tmp_path: Path) ->
     found = run(app, ["dataset", "verify", out])
     assert found.exit_code == 2
     assert "shard-00000.bin: 12 bytes, sha256" in found.stderr
+
+
+def test_register_sends_a_wish_that_the_door_reads(cloud: Cloud) -> None:
+    words = ["--name", "web", "--version", "3", "--digest", "d" * 64]
+    done = holdfast("dataset", "register", "s3://corpora/web", *words)
+    assert done.exit_code == 0, done.output
+    [wish] = cloud.sent("ControlQueueUrl")
+    read = read_control(json.dumps(wish))
+    assert isinstance(read, RegisterDataset)
+    assert (read.name, read.version, read.uri, read.digest, read.requested_by) == (
+        "web",
+        3,
+        "s3://corpora/web",
+        "d" * 64,
+        "ops",
+    )
+    assert "holdfast dataset show web@3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"), [("https://x/y", "web"), ("s3://corpora/web", "Web!"), ("s3://corpora/web", "-web")]
+)
+def test_a_wish_that_the_door_would_refuse_is_not_sent(cloud: Cloud, uri: str, name: str) -> None:
+    assert holdfast("dataset", "register", uri, f"--name={name}", "--version", "3").exit_code == 2
+    assert cloud.sent("ControlQueueUrl") == []
+
+
+def test_registered_datasets_are_listed_and_shown(cloud: Cloud) -> None:
+    assert "no dataset is registered" in holdfast("dataset", "list").stdout
+    known = {"uri": "s3://corpora/web", "digest": "d" * 64, "licence": "CC0-1.0"}
+    cloud.store.put_dataset({"name": "web", "version": 3, "tokens": 1234567, **known})
+    cloud.store.put_dataset({"name": "far", "version": 1, **known})
+    listed = json.loads(holdfast("dataset", "list", "--json").stdout)
+    assert [(one["dataset"], one.get("tokens")) for one in listed] == [("far@1", None), ("web@3", 1234567)]
+    assert "1,234,567" in holdfast("dataset", "list").stdout
+    assert "d" * 64 in holdfast("dataset", "show", "web@3").stdout
+    for nothing in ("web@4", "web"):
+        missing = holdfast("dataset", "show", nothing)
+        assert (missing.exit_code, missing.stderr.startswith("holdfast: ")) == (2, True)
