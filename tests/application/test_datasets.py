@@ -15,7 +15,7 @@ from holdfast.application.requests import read_order
 from holdfast.domain.errors import Rejected
 from holdfast.domain.locations import dataset_place
 from holdfast.messages.acceptance import Acceptance
-from holdfast.messages.control_request import read_control
+from holdfast.messages.control_request import RegisterDataset, read_control
 from job_contract.dataset import TokenizerFacts, open_index
 from job_contract.dataset_writer import DatasetWriter
 from job_contract.spec import DataSpec, JobSpec
@@ -175,6 +175,12 @@ def test_a_name_and_version_mean_one_dataset_for_good(ports: FakePorts) -> None:
     register(ports, uri="s3://corpora/web/v3/", requested_by="somebody else")
     with pytest.raises(Rejected, match="dataset_version_taken"):
         register(ports, uri=OWN)
+
+
+def test_the_sample_of_the_wish_is_read() -> None:
+    wish = read_control(json.dumps(b.sample("control-register-dataset.json")))
+    assert isinstance(wish, RegisterDataset)
+    assert (wish.name, wish.version, wish.digest) == ("web", 3, "1d" * 32)
 
 
 @pytest.mark.parametrize(

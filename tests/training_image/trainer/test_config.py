@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from job_contract.spec import DataSpec
 from tests.training_image.trainer.folder_agent import tiny_spec
 from trainer.config import config_of
 from trainer.endings import UserError
@@ -26,6 +27,18 @@ def test_the_hash_covers_what_is_trained_and_not_how_it_is_spread():
     other = replace(spec, training=replace(spec.training, seed=8))
     assert config_of(spec).hash == config_of(same).hash
     assert config_of(spec).hash != config_of(other).hash
+
+
+def test_a_dataset_is_its_digest_wherever_it_lies_and_whatever_it_is_called():
+    def hash_of(**data: str) -> str:
+        spec = tiny_spec()
+        return config_of(replace(spec, training=replace(spec.training, data=DataSpec(**data)))).hash
+
+    here = hash_of(uri="s3://corpora/web", index_sha256="d" * 64, dataset="web@3")
+    assert hash_of(uri="file:///mnt/web", index_sha256="d" * 64) == here
+    assert hash_of(uri="s3://corpora/web", index_sha256="e" * 64, dataset="web@3") != here
+    with pytest.raises(UserError, match="index_sha256"):
+        hash_of(uri="s3://corpora/web")
 
 
 @pytest.mark.parametrize(

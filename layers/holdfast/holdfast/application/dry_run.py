@@ -24,7 +24,7 @@ READS = frozenset(
     }
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
-    | {"load_all", "history", "ledger", "quota", "quotas", "line", "template", "holder"}
+    | {"load_all", "history", "ledger", "quota", "quotas", "line", "template", "dataset", "holder"}
     | {"status", "of_fleet", "of_job", "of_stack", "described", "troubled", "pointer"}
 )
 LEFT_OUT = frozenset(
@@ -41,7 +41,7 @@ LEFT_OUT = frozenset(
         "group_for",
         "template_for",
     }
-    | {"put_ledger", "put_quota", "put_template"}
+    | {"put_ledger", "put_quota", "put_template", "put_dataset"}
     | {"start", "settle", "buy", "terminate", "take_over", "publish", "result"}
 )
 """Every promise of ports.py is in one of the two; a test says so."""
