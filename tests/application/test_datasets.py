@@ -18,7 +18,7 @@ from holdfast.messages.acceptance import Acceptance
 from holdfast.messages.control_request import RegisterDataset, read_control
 from job_contract.dataset import TokenizerFacts, open_index
 from job_contract.dataset_writer import DatasetWriter
-from job_contract.spec import DataSpec, JobSpec
+from job_contract.spec import DataSpec, EvaluationSpec, JobSpec
 from tests import builders as b
 from tests.application.fakes import FakePorts
 
@@ -155,6 +155,21 @@ def test_a_model_with_too_small_a_vocabulary_is_refused_before_any_machine_is_bo
     refusal = refused(ports, {"uri": "s3://corpora/large"})
     assert refusal.code == "data_does_not_fit"
     assert "set it to 50000 at least" in refusal.reason
+
+
+def test_the_evaluation_set_is_pinned_and_judged_as_the_data_are(ports: FakePorts, raw: bytes) -> None:
+    register(ports, uri="s3://corpora/web/v3")
+    asked = {"data": {"dataset": "web@3"}, "every_steps": 50, "batches": 4}
+    made = order(ports, {"corpus": "stdlib"}, evaluation=asked)
+    data = DataSpec(uri="s3://corpora/web/v3", index_sha256=open_index(raw).sha256, dataset="web@3")
+    assert made.spec.training.evaluation == EvaluationSpec(data=data, every_steps=50, batches=4)
+    assert made.spec.training.data == DataSpec(corpus="stdlib")
+    for wrong, code in (
+        ({"uri": f"s3://{BUCKET}/teams/vision/datasets/web"}, "path_outside_team"),
+        ({"dataset": "web@4"}, "unknown_dataset"),
+        ({"corpus": "stdlib"}, "bad_value"),
+    ):
+        assert refused(ports, {"corpus": "stdlib"}, evaluation={**asked, "data": wrong}).code == code
 
 
 def test_a_damaged_index_is_no_dataset(ports: FakePorts, raw: bytes) -> None:

@@ -14,7 +14,7 @@ from job_contract import checkpoint_layout as layout
 from job_contract import node_files, orders, reports
 from job_contract.checkpoint_layout import Head, Manifest, Part, SavedFile, SavePointer
 from job_contract.reports import decode_report, encode_report
-from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
+from job_contract.spec import CheckpointSpec, DataSpec, EvaluationSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
 from job_contract.version import CONTRACT_VERSION, ContractError, UnknownVersion, canonical_json, decode, encode
 
 GOLDEN = Path(__file__).parents[2] / "events/contract/v1"
@@ -101,6 +101,9 @@ DATASET_SPEC = replace(
     training=replace(
         SPEC.training,
         data=DataSpec(uri="s3://corpora/web/v3", index_sha256="1d" * 32, dataset="web@3"),
+        evaluation=EvaluationSpec(
+            data=DataSpec(uri="file:///mnt/held-out", index_sha256="e0" * 32), every_steps=50, batches=4
+        ),
     ),
 )
 MESSAGES: dict[str, Any] = {

@@ -21,7 +21,7 @@ from agent.ranks import Crash, Ranks, Seats, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
-from agent.shards import Shards, place_of, visible_folder
+from agent.shards import DATA, EVALUATION, Shards, place_of, visible_folder
 from job_contract.checkpoint_layout import parse_save_name
 from job_contract.node_files import (
     Control,
@@ -34,13 +34,14 @@ from job_contract.node_files import (
 )
 from job_contract.orders import Roster
 from job_contract.reports import CheckpointSaved, Failed, Finished, Progress, Report, Started
+from job_contract.spec import DataSpec
 
 T = TypeVar("T")
 
 STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
 
-RECORDS = ("metrics.jsonl", "events.jsonl", "logs", "outcome")
+RECORDS = ("metrics.jsonl", "evaluations.jsonl", "events.jsonl", "logs", "outcome")
 PAST_ATTEMPTS = 5
 
 NOTHING_TO_SAVE = "stopped as ordered before a step was finished: there was nothing to save"
@@ -91,14 +92,16 @@ class Attempt:
         self._next_look_at = self._next_progress_at = 0.0
         self._prepare(seen)
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
-        self._shards = self._make_shards()
+        evaluation = self.spec.training.evaluation
+        asked = {DATA: self.spec.training.data, EVALUATION: evaluation.data if evaluation else DataSpec()}
+        self._shards = [self._make_shards(name, data) for name, data in asked.items() if data.uri]
 
     def start(self, *, free_port: Callable[[], None]) -> None:
         """The ranks run; `free_port` has been called just before. Raises OSError, SecretUnavailable."""
         self.saves.loop.start()
         self._fetch.loop.start()
-        if self._shards:
-            self._shards.loop.start()
+        for shards in self._shards:
+            shards.loop.start()
         image = self.spec.image
         command = image.command if image and image.command else self._tools.settings.command
         self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
@@ -150,8 +153,8 @@ class Attempt:
         self.state = State.OVER
         self.saves.loop.close()
         self._fetch.loop.close()
-        if self._shards:
-            self._shards.loop.close()
+        for shards in self._shards:
+            shards.loop.close()
         self._end_ranks()
         self.saves.loop.close(wait_s=self._tools.pace.rank_end_s)
 
@@ -212,18 +215,16 @@ class Attempt:
             journal=self._journal,
         )
 
-    def _make_shards(self) -> Shards | None:
-        data = self.spec.training.data
-        if data.uri is None or data.index_sha256 is None:
-            return None
+    def _make_shards(self, name: str, data: DataSpec) -> Shards:
         return Shards(
             data,
             self._seats.ranks,
             run_dir=self._run_dir,
             root=self._tools.settings.root,
-            place=place_of(data.uri, self._tools.bucket),
+            place=place_of(data.uri or "", self._tools.bucket),
             downloads=self._tools.pace.downloads,
             journal=self._journal,
+            name=name,
         )
 
     def _write_control(self) -> None:
@@ -312,7 +313,7 @@ class Attempt:
             return None
 
     def _fail(self, crash: Crash) -> None:
-        damaged = self._shards.damaged if self._shards else None
+        damaged = next((shards.damaged for shards in self._shards if shards.damaged), None)
         if damaged and crash.failure == "user_error":
             crash = replace(crash, reason=f"data: {damaged.file}: {damaged.reason}")
         self._end_ranks()

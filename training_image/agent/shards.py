@@ -26,6 +26,7 @@ from job_contract.spec import DataSpec
 # Seconds between looks for new needs of the ranks.
 LOOK_S = 0.1
 RETRY_S = 1.0
+DATA, EVALUATION = "data", "evaluation"
 INDEX_LIMIT_BYTES = 64 << 20
 DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "Forbidden", "403"})
 _CHUNK = 1 << 20
@@ -104,20 +105,22 @@ class Shards:
         place: Place,
         downloads: int,
         journal: Journal,
+        name: str = DATA,
     ) -> None:
         assert data.index_sha256
         self._pinned, self._ranks, self._run_dir = data.index_sha256, tuple(ranks), run_dir
         self._place, self._downloads, self._journal = place, downloads, journal
-        self.visible, self.store = visible_folder(run_dir), root / "data" / data.index_sha256
+        self.visible, self.store = run_dir / name, root / name / data.index_sha256
+        self._needs = run_dir / f"{name}-needs"
         self._index: DatasetIndex | None = None
         self._in_place: set[tuple[str, int]] = set()
         self.damaged: DamagedData | None = None
-        for folder in root.glob("data/*"):
+        for folder in self.store.parent.glob("*"):
             if folder != self.store:
                 shutil.rmtree(folder, ignore_errors=True)
         self.visible.mkdir(parents=True, exist_ok=True)
         self.store.mkdir(parents=True, exist_ok=True)
-        self.loop = Loop("data", self.round, journal)
+        self.loop = Loop(name, self.round, journal)
 
     def round(self) -> float:
         """A few missing files are there; return the seconds until the next look."""
@@ -135,7 +138,7 @@ class Shards:
 
     def _bring_some(self) -> float:
         index = self._index = self._index or self._bring_index()
-        needs = [read_message(self._run_dir / "data-needs" / f"rank-{rank}.json", DataNeeds) for rank in self._ranks]
+        needs = [read_message(self._needs / f"rank-{rank}.json", DataNeeds) for rank in self._ranks]
         wanted = {file.file: file for file in _in_order_of_need(index, needs)}
         if all(needs):
             self._evict(wanted)
@@ -255,7 +258,7 @@ class Shards:
 
 def visible_folder(run_dir: Path) -> Path:
     """Return where the ranks of an attempt find the index and the shards that are here."""
-    return run_dir / "data"
+    return run_dir / DATA
 
 
 def _in_order_of_need(index: DatasetIndex, needs: Iterable[DataNeeds | None]) -> Iterator[StoredFile]:

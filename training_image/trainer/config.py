@@ -16,7 +16,7 @@ BYTE_VALUES = 256
 LOWEST_RATE = 0.1  # of the peak, where the cosine ends
 
 # Free to change between attempts: they move the last bits of a sum, not what is trained.
-FREE_FIELDS = ("parallel", "micro_batch", "init_from")
+FREE_FIELDS = ("parallel", "micro_batch", "init_from", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)

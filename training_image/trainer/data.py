@@ -76,11 +76,16 @@ class Order:
         shard = int(np.searchsorted(self.first_windows, sample, side="right")) - 1
         return shard, int((sample - self.first_windows[shard]) * self.window)
 
-    def reading(self, first: int, last: int) -> tuple[int, ...]:
-        """Return the shards of the blocks from that of the index `first` to that of `last`, and of the block after."""
-        at, end = self._place(first)[:2], self._next(*self._place(last)[:2])
+    def reading(self, first: int, last: int, end: int | None = None) -> tuple[int, ...]:
+        """Return the shards of the blocks from that of the index `first` to that of `last`, and of the block after.
+
+        Nothing is read from the index `end` on, so a block that begins there is left out.
+        """
+        at, until = self._place(first)[:2], self._place(last)[:2]
+        if end is None or self._first_index(*self._next(*until)) < end:
+            until = self._next(*until)
         shards: dict[int, None] = {}
-        while at <= end:
+        while at <= until:
             shards |= dict.fromkeys(self._blocks(at[0])[0][at[1]].tolist())
             at = self._next(*at)
         return tuple(shards)
@@ -91,6 +96,9 @@ class Order:
         ends = self._blocks(epoch)[1]
         block = int(np.searchsorted(ends, position, side="right"))
         return epoch, block, position - (int(ends[block - 1]) if block else 0)
+
+    def _first_index(self, epoch: int, block: int) -> int:
+        return epoch * self.epoch_windows + (int(self._blocks(epoch)[1][block - 1]) if block else 0)
 
     def _next(self, epoch: int, block: int) -> tuple[int, int]:
         return (epoch, block + 1) if block + 1 < len(self._blocks(epoch)[0]) else (epoch + 1, 0)
@@ -109,9 +117,14 @@ class Order:
 class Batches:
     """This rank's share of each global batch, in micro-batches of one size; all ranks have the same number of them."""
 
-    def __init__(self, config: Config, rank: int, world_size: int) -> None:
+    def __init__(
+        self, config: Config, rank: int, world_size: int, *, seed: int | None = None, steps: int | None = None
+    ) -> None:
+        """`seed` and `steps` are the training's where none are given."""
         training = config.training
-        self.window, self.seed, self.global_batch = training.sequence_length, training.seed, training.global_batch
+        self.end = (training.steps if steps is None else steps) * training.global_batch
+        self.window, self.global_batch = training.sequence_length, training.global_batch
+        self.seed = training.seed if seed is None else seed
         self.vocab = config.model.vocab
         share, more = divmod(training.global_batch, world_size)
         self.first = rank * share + min(rank, more)
@@ -135,9 +148,11 @@ class Batches:
         return [self.order.sample(step * self.global_batch + place) for place in range(self.global_batch)]
 
     def reading(self, step: int) -> tuple[int, ...]:
-        """Return the shards that this rank may read in the step after `step` finished ones and soon after."""
-        first, last = self._span(step)
-        return self.order.reading(first, last)
+        """Return the shards that this rank may read in the step after `step` finished ones, before it, and soon after.
+
+        The step before counts, because what comes next is asked for while that step still reads.
+        """
+        return self.order.reading(self._span(max(0, step - 1))[0], self._span(step)[1], self.end)
 
     def shards(self, step: int) -> set[int]:
         """Return the shards that hold this rank's samples of the step after `step` finished ones."""

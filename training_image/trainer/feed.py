@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from job_contract.dataset import INDEX_FILE, open_index
-from job_contract.node_files import DAMAGED_DATA_FILE, DamagedData, DataNeeds, JobFile, read_message, write_message
+from job_contract.node_files import DAMAGED_DATA_FILE, DamagedData, DataNeeds, read_message, write_message
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import Batches
 from trainer.endings import UserError
@@ -14,9 +14,9 @@ from trainer.endings import UserError
 class Feed:
     """Gives the batches their corpus. The built-in one is here whole; of a data set there are two blocks at a time."""
 
-    def __init__(self, run_dir: Path, job: JobFile, batches: Batches, rank: int) -> None:
-        self.run_dir, self.folder, self.batches, self.rank = run_dir, Path(job.corpus_dir), batches, rank
-        self.pinned = job.spec.training.data.index_sha256
+    def __init__(self, run_dir: Path, folder: Path, pinned: str | None, batches: Batches, rank: int) -> None:
+        """`pinned` is the digest of the data set that the agent brings to `folder`; None = the built-in corpus."""
+        self.run_dir, self.folder, self.pinned, self.batches, self.rank = run_dir, folder, pinned, batches, rank
         self.corpus: Corpus | None = None
         self._number, self._asked = 0, ()
         if self.pinned is None:
@@ -52,7 +52,7 @@ class Feed:
         if reading != self._asked:
             self._number, self._asked = self._number + 1, reading
             needs = DataNeeds(number=self._number, shards=reading)
-            write_message(self.run_dir / "data-needs" / f"rank-{self.rank}.json", needs)
+            write_message(self.folder.with_name(f"{self.folder.name}-needs") / f"rank-{self.rank}.json", needs)
             self.corpus.forget_all_but(reading)
 
     def _look_for_damage(self) -> None:

@@ -32,6 +32,11 @@ class Journal:
         if self.rank == 0:
             self._append("metrics.jsonl", {**line, "attempt": self.attempt, "at": time.time()})
 
+    def evaluation(self, **line: float) -> None:
+        """The evaluation after a step is in evaluations.jsonl. Only global rank 0 writes."""
+        if self.rank == 0:
+            self._append("evaluations.jsonl", {**line, "attempt": self.attempt, "at": time.time()})
+
     def progress(self, progress: RankProgress, *, always: bool = False) -> None:
         """progress.json is at most 0.2 s behind; a new state is there at once. Only global rank 0 writes."""
         shown, now = (progress.state, progress.started), time.monotonic()

@@ -20,6 +20,7 @@ from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
 from trainer.control import Agreement, ControlFile, Order
 from trainer.endings import Diverged
+from trainer.evaluation import Evaluation
 from trainer.feed import Feed
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
@@ -44,6 +45,7 @@ class Run:
     agreement: Agreement
     batches: data.Batches
     feed: Feed
+    evaluation: Evaluation | None
     learner: Learner
     saves: Saves
     restore: Restore
@@ -55,6 +57,8 @@ class Run:
     answered_generation: int = 0
     saved_at: float = 0.0
     data_wait_s: float = 0.0
+    evaluated_step: int | None = None
+    evaluation_loss: float | None = None
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=10))
 
 
@@ -80,7 +84,7 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
     journal = Journal(run_dir, ranks.rank, job.attempt)
     control = ControlFile(run_dir, job.attempt, journal)
     batches = data.Batches(config, ranks.rank, ranks.world_size)
-    feed = Feed(run_dir, job, batches, ranks.rank)
+    feed = Feed(run_dir, Path(job.corpus_dir), config.training.data.index_sha256, batches, ranks.rank)
     ranks.require_same("config_hash", config.hash)
     ranks.require_same("corpus_digest", feed.digest)
     return Run(
@@ -91,6 +95,7 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
         agreement=Agreement(control, ranks.flags, job.nodes),
         batches=batches,
         feed=feed,
+        evaluation=Evaluation.of(config, run_dir, ranks),
         learner=Learner(config, ranks),
         saves=Saves(run_dir, job, config, feed.digest, ranks, journal),
         restore=Restore(run_dir, job, config, feed.digest, ranks, control),
@@ -127,10 +132,11 @@ def loop(run: Run) -> Outcome:
     # Where the training stands is known only now, so nobody has looked for the first step's data yet.
     run.agreement.data_lacking = run.feed.pinned is not None
     show(run, "running")
-    while run.step < run.config.training.steps:
-        order = wait_for_data(run) or one_step(run)
+    while run.step < run.config.training.steps or evaluation_is_due(run):
+        evaluating = evaluation_is_due(run)
+        order = evaluate(run) if evaluating else wait_for_data(run) or one_step(run)
         if order is None:
-            if save_is_due(run) and not run.non_finite_steps:
+            if not evaluating and save_is_due(run) and not run.non_finite_steps:
                 save(run)
             continue
         run.answered_generation = order.generation
@@ -159,6 +165,61 @@ def wait_for_data(run: Run) -> Order | None:
     run.journal.event("data_waited", step=run.step, seconds=waited)
     show(run, "running")
     return order
+
+
+def evaluation_is_due(run: Run) -> bool:
+    """Return whether the step just finished is to be evaluated and was not yet, in this attempt."""
+    evaluation, step = run.evaluation, run.step
+    if evaluation is None or step == 0 or run.evaluated_step == step:
+        return False
+    return step % evaluation.every_steps == 0 or step == run.config.training.steps
+
+
+def evaluate(run: Run) -> Order | None:
+    """The loss on the evaluation set is written down; or the ranks agreed on an order, and it will be taken anew."""
+    evaluation = run.evaluation
+    assert evaluation is not None
+    show(run, "evaluating")
+    started = time.perf_counter()
+    sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.device)
+    run.learner.net.eval()
+    try:
+        number = 0
+        while not evaluation.is_whole(number):
+            order = run.agreement.now(data_lacking=evaluation.feed.lacks(number))
+            if order is not None:
+                return order
+            if run.agreement.data_lacking:
+                time.sleep(DATA_LOOK_S)
+                continue
+            for micro in range(evaluation.batches.micro_steps):
+                sums += evaluation_losses(run, evaluation.batches.micro(number, micro))
+            number += 1
+    finally:
+        run.learner.net.train()
+        # What this asked of the data says nothing of the next step's.
+        run.agreement.data_lacking = run.feed.pinned is not None
+    dist.all_reduce(sums)
+    run.evaluation_loss, run.evaluated_step = float(sums[0] / sums[1].clamp(min=1)), run.step
+    run.journal.evaluation(step=run.step, loss=run.evaluation_loss, seconds=time.perf_counter() - started)
+    show(run, "running", always=True)
+    return None
+
+
+def evaluation_losses(run: Run, batch: data.MicroBatch) -> Tensor:
+    """Return the sum of this micro-batch's token losses, and of the weights of its targets."""
+    weights_BT = batch.weights_BT.to(run.ranks.device)
+    with torch.no_grad():
+        losses_BT = token_losses(run, batch)
+    return torch.stack([(losses_BT * weights_BT).sum(dtype=torch.float64), weights_BT.sum(dtype=torch.float64)])
+
+
+def token_losses(run: Run, batch: data.MicroBatch) -> Tensor:
+    """Return the loss of each token."""
+    with run.learner.autocast():
+        logits_BTV = run.learner.net(batch.tokens_BT.to(run.ranks.device))
+    targets = batch.targets_BT.to(run.ranks.device)
+    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
 
 def one_step(run: Run) -> Order | None:
@@ -204,14 +265,8 @@ def targets_of_all(run: Run) -> float:
 
 def backward(run: Run, batch: data.MicroBatch, targets: float, *, last: bool) -> Tensor:
     """Return the sum of this micro-batch's token losses; its gradient, per target of the global batch, is added up."""
-    device = run.ranks.device
     with run.learner.accumulate(last=last):
-        with run.learner.autocast():
-            logits_BTV = run.learner.net(batch.tokens_BT.to(device))
-        losses_BT = F.cross_entropy(
-            logits_BTV.float().flatten(0, 1), batch.targets_BT.to(device).flatten(), reduction="none"
-        ).view_as(batch.targets_BT)
-        weighted_BT = losses_BT * batch.weights_BT.to(device)
+        weighted_BT = token_losses(run, batch) * batch.weights_BT.to(run.ranks.device)
         (weighted_BT.sum() / targets).backward()
     return weighted_BT.detach().sum(dtype=torch.float64)
 
@@ -330,6 +385,7 @@ def show(run: Run, state: str, *, always: bool = False) -> None:
             fell_back=run.fell_back,
             answered_generation=run.answered_generation or None,
             newest_save=run.saves.newest_name,
+            evaluation_loss=run.evaluation_loss,
         ),
         always=always,
     )

@@ -6,12 +6,14 @@
     provided/rank-<r>.json       agent -> rank: Provided, the answer to that request
     data/index.json, data/...    agent -> ranks: the data set's proved index and shards, in the job's corpus_dir
     data-needs/rank-<r>.json     rank -> agent: DataNeeds, the shards it reads now and next
+    evaluation/..., evaluation-needs/...  the same for the data set of the evaluation
     damaged-data.json            agent -> ranks: DamagedData, what could not be brought as it was pinned
     saves/<save>/<files>         rank -> agent: the data files of a save
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
     progress.json                global rank 0 -> agent: RankProgress
     outcome/rank-<r>.json        rank -> agent: Outcome, the last thing a rank writes
     metrics.jsonl                global rank 0: one line an optimizer step
+    evaluations.jsonl            global rank 0: one line an evaluation
     events.jsonl                 each rank: what it did, with times
 
 `r` is the global rank. Other exits of a rank than an Outcome with exit code 0 are crashes: see EXIT_CODES.
@@ -137,7 +139,7 @@ class RankSave:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """`state`: warming_up, restoring, waiting_for_data, running, saving, finished.
+    """`state`: warming_up, restoring, waiting_for_data, running, evaluating, saving, finished.
 
     `started` once the first new optimizer step is done.
 
@@ -155,6 +157,7 @@ class RankProgress:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int | None = None
     newest_save: str | None = None
+    evaluation_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

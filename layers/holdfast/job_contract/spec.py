@@ -33,6 +33,15 @@ class DataSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationSpec:
+    """Each `every_steps` optimizer steps the loss of the same `batches` global batches of `data` is taken."""
+
+    data: DataSpec
+    every_steps: int
+    batches: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
     """`global_batch` is in sequences per optimizer step, `sequence_length` in tokens, `micro_batch` in sequences."""
 
@@ -50,6 +59,7 @@ class TrainingSpec:
     seed: int = 0
     micro_batch: int | None = None
     init_from: str | None = None
+    evaluation: EvaluationSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

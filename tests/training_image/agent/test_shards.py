@@ -15,7 +15,7 @@ from agent.shards import InFolder, Shards, place_of
 from job_contract.dataset import TokenizerFacts, open_index
 from job_contract.dataset_writer import DatasetWriter
 from job_contract.node_files import DamagedData, DataNeeds, read_message, write_message
-from job_contract.spec import DataSpec
+from job_contract.spec import DataSpec, EvaluationSpec
 
 PREFIX = "web/v3"
 
@@ -297,3 +297,16 @@ def test_the_node_says_which_file_of_the_data_was_damaged(start_node, play, s3, 
     report = node.wait_for("failed")
     assert report.failure == "user_error"
     assert report.reason.startswith("data: index.json: index.json has version None")
+
+
+def test_the_evaluations_data_come_into_a_folder_of_their_own(start_node, play, dataset):
+    data = DataSpec(uri=f"s3://corpora/{PREFIX}", index_sha256=dataset[1].sha256)
+    evaluation = EvaluationSpec(data=data, every_steps=2)
+    spec = play.spec()
+    node = start_node()
+    spec = dataclasses.replace(spec, training=dataclasses.replace(spec.training, evaluation=evaluation))
+    node.orders.value = play.seen("run", 1, spec=spec)
+    node.agent.tick()
+    write_message(node.run_dir / "evaluation-needs/rank-0.json", DataNeeds(number=1, shards=(2,)))
+    play.until(lambda: (node.run_dir / "evaluation/shard-00002.bin").exists(), node)
+    assert not (node.run_dir / "data").exists()

@@ -91,6 +91,15 @@ def test_a_batch_over_several_blocks_reads_them_in_their_order_and_the_one_after
     assert order.reading(0, 0) == tuple(shards[: 2 * BLOCK_SHARDS])
 
 
+def test_nothing_is_brought_that_no_step_reads():
+    order = Order(SHARDS, window=8, seed=3)
+    first_block = order.reading(0, 0, end=1)
+    assert len(first_block) == BLOCK_SHARDS
+    windows = int(order.windows[list(first_block)].sum())
+    assert order.reading(0, 0, end=windows) == first_block
+    assert len(order.reading(0, 0, end=windows + 1)) == 2 * BLOCK_SHARDS
+
+
 def test_a_batch_may_span_two_epochs(corpus: Corpus):
     batches = batches_of(corpus, config(global_batch=100))
     last = batches.order.epoch_windows // 100

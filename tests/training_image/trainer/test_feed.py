@@ -13,7 +13,6 @@ from agent.journal import Journal
 from agent.shards import Shards
 from job_contract.dataset import DatasetIndex, TokenizerFacts
 from job_contract.dataset_writer import DatasetWriter
-from job_contract.node_files import JobFile
 from job_contract.spec import DataSpec, JobSpec
 from tests.training_image.trainer.folder_agent import tiny_spec
 from trainer.config import config_of
@@ -21,6 +20,7 @@ from trainer.data import BLOCK_SHARDS, Batches
 from trainer.feed import Feed
 
 SHARDS, SHARD_TOKENS, WINDOW, BATCH = 1000, 17, 8, 16
+STEPS = 125
 NODES, RANKS_PER_NODE = 4, 2
 
 
@@ -54,22 +54,19 @@ class Node:
             downloads=1,
             journal=Journal(root / "events.jsonl"),
         )
-        job = JobFile(
-            job="job-1",
-            attempt=1,
-            spec=spec,
-            node_rank=number,
-            nodes=NODES,
-            agent_pid=1,
-            corpus_dir=str(self.shards.visible),
-            roster_id="r",
-        )
-        self.feeds = [Feed(run_dir, job, Batches(config_of(spec), rank, world_size), rank) for rank in ranks]
+        config, digest = config_of(spec), spec.training.data.index_sha256
+        self.feeds = [
+            Feed(run_dir, self.shards.visible, digest, Batches(config, rank, world_size), rank) for rank in ranks
+        ]
 
     def train(self, step: int) -> list[int]:
         """Return the windows that this node's ranks train in a step, each by its first token."""
         while [feed for feed in self.feeds if feed.lacks(step)]:
             self.shards.round()
+        # As the loop does it: the next step's data are asked for before the last of this one's are read.
+        for feed in self.feeds:
+            feed.lacks(min(step + 1, STEPS - 1))
+        self.shards.round()
         return [row for feed in self.feeds for row in _windows(feed.batches, step)]
 
     def most_files(self) -> int:
@@ -105,7 +102,7 @@ def test_a_thousand_shards_on_eight_ranks_with_a_replaced_node_are_trained_once_
     tmp_path: Path, counting: tuple[Path, DatasetIndex], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, index = counting
-    spec = tiny_spec(model={"vocab": index.vocab}, sequence_length=WINDOW, global_batch=BATCH, steps=125)
+    spec = tiny_spec(model={"vocab": index.vocab}, sequence_length=WINDOW, global_batch=BATCH, steps=STEPS)
     data = DataSpec(uri="s3://corpora/v1", index_sha256=index.sha256)
     spec = replace(spec, training=replace(spec.training, data=data), ranks_per_node=RANKS_PER_NODE)
     world_size = NODES * RANKS_PER_NODE
@@ -115,7 +112,7 @@ def test_a_thousand_shards_on_eight_ranks_with_a_replaced_node_are_trained_once_
 
     nodes = [join(f"node-{number}", number) for number in range(NODES)]
     trained, most = [], 0
-    for step in range(125):
+    for step in range(STEPS):
         if step == 60:
             killed, nodes[2] = nodes[2], join("node-4", 2)
         trained += [window for node in nodes for window in node.train(step)]

@@ -11,7 +11,7 @@ from holdfast.domain.errors import Rejected
 from holdfast.domain.locations import dataset_place
 from holdfast.messages.acceptance import Acceptance, with_data
 from holdfast.messages.control_request import RegisterDataset
-from holdfast.messages.job_request import Training
+from holdfast.messages.job_request import Data, Training, evaluation_spec
 from job_contract.dataset import INDEX_FILE, BadIndex, DatasetIndex, open_index
 from job_contract.spec import DataSpec
 
@@ -32,18 +32,24 @@ class Facts:
 
 
 def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket: str | None) -> Acceptance:
-    """Return the order with the dataset that it names, by place and digest, in its spec. Raises Rejected."""
-    asked, team = order.asked.training.data, order.asked.team
-    if asked.corpus is not None:
-        return order
-    if asked.dataset is not None:
-        spec, facts = _registered(asked.dataset, registry, bucket=bucket, team=team)
-    else:
-        assert asked.uri is not None
-        uri = dataset_place(asked.uri, "training.data.uri", bucket=bucket, team=team)
-        spec, facts = _at(uri, asked.digest, files)
-    _refuse_what_does_not_fit(order.asked.training, facts)
-    return with_data(order, spec)
+    """Return the order with the datasets that it names, by place and digest, in its spec. Raises Rejected."""
+    training, team = order.asked.training, order.asked.team
+
+    def found(asked: Data, field: str) -> DataSpec:
+        if asked.corpus is not None:
+            return DataSpec(corpus=asked.corpus)
+        if asked.dataset is not None:
+            spec, facts = _registered(asked.dataset, registry, bucket=bucket, team=team)
+        else:
+            uri = dataset_place(asked.uri or "", f"{field}.uri", bucket=bucket, team=team)
+            spec, facts = _at(uri, asked.digest, files)
+        _refuse_what_does_not_fit(training, facts, field)
+        return spec
+
+    evaluation = None
+    if training.evaluation is not None:
+        evaluation = evaluation_spec(training.evaluation, found(training.evaluation.data, "training.evaluation.data"))
+    return with_data(order, found(training.data, "training.data"), evaluation)
 
 
 def register(wish: RegisterDataset, ports: Ports, *, bucket: str | None) -> bool:
@@ -133,17 +139,17 @@ def _index(uri: str, digest: str | None, files: RequestFiles) -> DatasetIndex:
         raise Rejected("dataset_damaged", f"{place}: {error}") from error
 
 
-def _refuse_what_does_not_fit(training: Training, facts: Facts) -> None:
+def _refuse_what_does_not_fit(training: Training, facts: Facts, field: str) -> None:
     vocab = training.model.as_spec().vocab
     if facts.vocab is not None and vocab < facts.vocab:
         raise Rejected(
             "data_does_not_fit",
-            f"training.model.vocab is {vocab}, the dataset has tokens up to {facts.vocab - 1}; "
+            f"training.model.vocab is {vocab}, the dataset of {field} has tokens up to {facts.vocab - 1}; "
             f"set it to {facts.vocab} at least",
         )
     if facts.longest_shard is not None and training.sequence_length >= facts.longest_shard:
         raise Rejected(
             "data_does_not_fit",
-            f"training.sequence_length is {training.sequence_length}, the dataset's largest shard has "
+            f"training.sequence_length is {training.sequence_length}, the largest shard of {field} has "
             f"{facts.longest_shard} tokens; shorten the sequence, or prepare more text",
         )

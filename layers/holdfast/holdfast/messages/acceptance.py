@@ -22,7 +22,7 @@ from holdfast.messages.job_request import (
 )
 from holdfast.messages.plan_facts import plan_data
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import DataSpec, JobSpec
+from job_contract.spec import DataSpec, EvaluationSpec, JobSpec
 
 ONE_RANK_PER_GPU = 0
 
@@ -81,15 +81,16 @@ def planned(order: Acceptance, made: Plan) -> Acceptance:
         ranks_per_node=ONE_RANK_PER_GPU,
         parallel=made.parallel,
         data=order.spec.training.data,
+        evaluation=order.spec.training.evaluation,
     )
     return Acceptance(
         replace(order.job, spec_id=spec.spec_id), {**order.request, "plan": plan_data(made)}, spec, order.asked
     )
 
 
-def with_data(order: Acceptance, data: DataSpec) -> Acceptance:
-    """Return the order whose nodes train on these data."""
-    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, data=data)
+def with_data(order: Acceptance, data: DataSpec, evaluation: EvaluationSpec | None) -> Acceptance:
+    """Return the order whose nodes train on these data, and evaluate so."""
+    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, data=data, evaluation=evaluation)
     return replace(order, job=replace(order.job, spec_id=spec.spec_id), spec=spec)
 
 
@@ -116,8 +117,14 @@ def prefix_of(request: JobRequest) -> str:
 
 def _refuse_foreign_places(request: JobRequest, bucket: str | None) -> None:
     """No address leaves the team's own part of the checkpoint bucket, however it is written."""
-    if request.training.data.uri is not None:
-        dataset_place(request.training.data.uri, "training.data.uri", bucket=bucket, team=request.team)
+    evaluation = request.training.evaluation
+    places = {
+        "training.data.uri": request.training.data.uri,
+        "training.evaluation.data.uri": evaluation.data.uri if evaluation else None,
+    }
+    for field, uri in places.items():
+        if uri is not None:
+            dataset_place(uri, field, bucket=bucket, team=request.team)
     saves = {"training.init_from": request.training.init_from, "checkpoint.resume_from": request.checkpoint.resume_from}
     for field, uri in saves.items():
         if uri is not None:

@@ -21,7 +21,7 @@ from holdfast.messages.refusal import Coded, printable, validated
 from holdfast.messages.unsupported import refuse_by_name
 from holdfast.messages.variables import one_of_each, plain_variables, secret_variables
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
+from job_contract.spec import CheckpointSpec, DataSpec, EvaluationSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
 from job_contract.version import canonical_json, encode
 
 SCHEMA = "holdfast.job-request/1"
@@ -172,6 +172,24 @@ class Data(_Part):
         return self
 
 
+class Evaluation(_Part):
+    """A dataset that is not trained on, and how often the loss on it is taken."""
+
+    data: Data = Field(description='{"dataset": "name@version"}, or {"uri": "s3://..."}')
+    every_steps: int = Field(
+        ge=1, le=99_999_999, description="optimizer steps between evaluations, a whole number of at least 1"
+    )
+    batches: int = Field(
+        8, ge=1, le=1_000_000, description="global batches of an evaluation, a whole number from 1 to 1000000"
+    )
+
+    @model_validator(mode="after")
+    def _apart_from_the_image(self) -> Evaluation:
+        if self.data.corpus is not None:
+            raise ValueError("training.evaluation.data is a corpus of the image; give dataset or uri")
+        return self
+
+
 class Training(_Part):
     """What is trained; `global_batch` counts sequences per optimizer step, all nodes together."""
 
@@ -203,6 +221,8 @@ class Training(_Part):
         pattern=r"^s3://[a-z0-9.-]{3,63}/\S+$",
         description="a save whose weights alone are the start, s3://bucket/key",
     )
+
+    evaluation: Evaluation | None = Field(None, description="data, every_steps, batches")
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Training:
@@ -437,17 +457,19 @@ def node_spec(
     ranks_per_node: int,
     parallel: str | None = None,
     data: DataSpec | None = None,
+    evaluation: EvaluationSpec | None = None,
 ) -> JobSpec:
     """Return what the nodes of the job need to know, named by its own digest.
 
-    `parallel` is a plan's choice; `data` what the request's data were found to be, None where nobody has looked.
+    `parallel` is a plan's choice; `data` and `evaluation` what the request's data were found to be, None where nobody
+    has looked.
     """
     spec = JobSpec(
         job=job,
         team=request.team,
         spec_id="",
         prefix=job_prefix(request.team, job),
-        training=_training_spec(request.training, parallel, data),
+        training=_training_spec(request.training, parallel, data, evaluation),
         checkpoint=checkpoint_spec(request),
         ranks_per_node=ranks_per_node,
         report_s=request.report_s,
@@ -469,16 +491,27 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **JobRequest.model_json_schema()}
 
 
-def _training_spec(training: Training, parallel: str | None, data: DataSpec | None) -> TrainingSpec:
-    asked = training.data
-    numbers = training.model_dump(exclude={"model", "data", "parallel"})
+def _training_spec(
+    training: Training, parallel: str | None, data: DataSpec | None, evaluation: EvaluationSpec | None
+) -> TrainingSpec:
+    numbers = training.model_dump(exclude={"model", "data", "parallel", "evaluation"})
     return TrainingSpec(
         model=training.model.as_spec(),
-        data=data or DataSpec(corpus=asked.corpus, uri=asked.uri, index_sha256=asked.digest, dataset=asked.dataset),
+        data=data or _as_asked(training.data),
+        evaluation=evaluation or (evaluation_spec(training.evaluation) if training.evaluation else None),
         # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
         parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,
     )
+
+
+def evaluation_spec(asked: Evaluation, data: DataSpec | None = None) -> EvaluationSpec:
+    """Return the evaluation for the nodes; `data` is what its data were found to be."""
+    return EvaluationSpec(data=data or _as_asked(asked.data), every_steps=asked.every_steps, batches=asked.batches)
+
+
+def _as_asked(data: Data) -> DataSpec:
+    return DataSpec(corpus=data.corpus, uri=data.uri, index_sha256=data.digest, dataset=data.dataset)
 
 
 def checkpoint_spec(request: JobRequest) -> CheckpointSpec:
