@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CASES = (*(f"O-{number:02d}" for number in range(1, 20)), "O-25", "O-26", "C5")
+CASES = (*(f"O-{number:02d}" for number in range(1, 20)), "O-22", "O-25", "O-26", "C5")
 """Every case that has at least one mutation; C5 is: no state without a code and a sentence."""
 
 HOLDFAST = "layers/holdfast/holdfast/"
@@ -670,6 +670,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            if code_of(error) in ACCESS_DENIED or status_of(error) == 403:",
         "            if False:",
         _tests("adapters/test_catalogue_ec2", "o26_a_bucket_of_another_account_is_refused_and_not_retried"),
+    ),
+    Mutation(
+        "O-26", "a dataset may be another team's",
+        HOLDFAST + "domain/locations.py",
+        "    if named == bucket and team is not None and parts[1] != team:",
+        "    if False:",
+        _tests("application/test_datasets", "o26_a_dataset_lies_plainly_inside_what_its_team_may_read"),
+    ),
+    # -- O-22 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-22", "the ranks' shares overlap where the batch does not divide",
+        "training_image/trainer/data.py",
+        "        self.first = rank * share + min(rank, more)",
+        "        self.first = rank * share",
+        _tests("training_image/trainer/test_data_order",
+               "o22_a_resume_on_another_number_of_ranks_leaves_no_gap_and_repeats_nothing"),
     ),
     # -- C5 ------------------------------------------------------------------------------------------------------------
     Mutation(
