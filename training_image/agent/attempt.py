@@ -78,6 +78,7 @@ class Attempt:
         self._tools, self._run_dir, self._journal = tools, tools.settings.run_dir, tools.journal
         self._seats = Seats.of(seen.spec, roster, node_rank, tools.interface)
         self._stops: set[int] = set()
+        self._early: set[int] = set()
         self._outcome: Outcome | None = None
         self._saved: dict[str, Committed] = {}
         self._said_final: set[str] = set()
@@ -124,6 +125,8 @@ class Attempt:
             self._stops.add(self.control.generation)
             if self.state is State.RUNNING:
                 self.state = State.DRAINING
+        else:
+            self._early.add(self.control.generation)
 
     def raise_generation(self, generation: int) -> None:
         """A checkpoint that this node starts by itself carries the newest generation that it has seen."""
@@ -331,7 +334,10 @@ class Attempt:
 
     def _is_final(self, committed: Committed) -> bool:
         manifest = committed.manifest
-        return manifest.final or manifest.answers_generation in self._stops or self._answers_stop(manifest.save)
+        # A stop that this node orders by itself has the generation of the order before it, which may be an early save:
+        # then only the ranks' outcome says which of the two they stopped after.
+        answers_stop = manifest.answers_generation in self._stops - self._early
+        return manifest.final or answers_stop or self._answers_stop(manifest.save)
 
     def _answers_stop(self, save: str) -> bool:
         """Return whether the ranks are known to have stopped after this save."""

@@ -33,6 +33,7 @@ class Rank:
         self.job = read_message(run_dir / "job.json", JobFile)
         self.step, self.number, self.answered, self.newest = 0, 0, 0, None
         self.restored, self.fell_back = None, ()
+        self.obeyed = (0, "")  # a stop after a checkpoint of the same generation is an order of its own
 
     def restore(self) -> None:
         save = self.job.resume_from
@@ -65,7 +66,8 @@ class Rank:
             control = read_message(self.run_dir / "control.json", Control)
             if control.kind is ControlKind.STOP:
                 return self.end("aborted", None)
-            if control.kind is not ControlKind.NONE and control.generation > self.answered:
+            if control.kind is not ControlKind.NONE and (control.generation, control.kind) > self.obeyed:
+                self.obeyed = control.generation, control.kind
                 self.answered, saves = control.generation, saves + 1
                 name = self.save(saves, control.generation)
                 if control.kind is ControlKind.CHECKPOINT_STOP:

@@ -176,6 +176,21 @@ def test_a_notice_starts_the_checkpoint_alone_and_the_order_only_raises_its_gene
     assert len(node.heard("notice_seen")) == 1
 
 
+def test_an_early_save_that_meets_a_stop_of_its_own_generation_is_not_taken_for_the_final_one(start_node, play, s3):
+    """A notice seen by the node itself stops the ranks under the generation of the order before it."""
+    node = start_node()
+    started(node, play)
+    for _ in range(3):
+        s3.fail("put", "manifest.json", "InternalError", 500)
+    node.orders.value = play.seen("checkpoint", 4)
+    play.until(lambda: list(node.run_dir.glob("saves/*/rank-0.json")), node)
+    node.notices.value = Notice(action="terminate", deadline_at=9e9)
+    play.until(lambda: node.agent.state == "waiting", node)
+    told = [(report.save, report.final) for report in node.heard("checkpoint_saved")]
+    assert len(told) == 2
+    assert [final for _, final in told] == [False, True]
+
+
 def test_orders_of_an_older_attempt_and_repeated_ones_change_nothing(start_node, play):
     node = start_node()
     node.orders.value = play.seen("run", 9, attempt=2)
