@@ -13,6 +13,7 @@ from agent.attempt import Tools
 from agent.cloud import Bucket, OrdersTable, SecretStores, clients
 from agent.guard import Guard
 from agent.heartbeat import Heartbeat
+from agent.host import Host, read_host
 from agent.identity import Identity, read_identity
 from agent.imds import DEFAULT_ENDPOINT, Imds, ImdsUnavailable
 from agent.journal import Journal
@@ -35,18 +36,18 @@ class Stop:
             self.agent.stopping = True
 
 
-def boot(imds: Imds, journal: Journal, stop: Stop) -> Identity | None:
-    """Return who this node is, however long its metadata takes; None when asked to stop before."""
+def boot(imds: Imds, journal: Journal, stop: Stop) -> tuple[Identity, Host] | None:
+    """Return who this node is and what it has, however long its metadata takes; None when asked to stop before."""
     while not stop.asked:
         try:
-            return read_identity(imds)
+            return read_identity(imds), read_host(imds)
         except (ImdsUnavailable, OSError) as error:
             journal.note("no_identity", error=str(error))
             time.sleep(1.0)
     return None
 
 
-def build(identity: Identity, settings: Settings, pace: Pace, imds: Imds, journal: Journal) -> Agent:
+def build(identity: Identity, host: Host, settings: Settings, pace: Pace, imds: Imds, journal: Journal) -> Agent:
     """Return the agent with its clients of AWS."""
     aws = clients(identity.region)
     table = OrdersTable(aws.dynamodb, settings.orders_table)
@@ -59,6 +60,8 @@ def build(identity: Identity, settings: Settings, pace: Pace, imds: Imds, journa
         journal=journal,
         say=speaker(identity, reporter),
         secrets=SecretStores(identity.region),
+        host=host,
+        clock_offset_s=lambda: table.clock_offset_s,
     )
     agent: Agent
     orders = OrdersPoller(
@@ -83,11 +86,13 @@ def main() -> int:
     guard = Guard(settings.root)
     try:
         imds = Imds(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", DEFAULT_ENDPOINT))
-        identity = boot(imds, journal, stop)
-        if identity is None:
+        found = boot(imds, journal, stop)
+        if found is None:
             return 0
+        identity, host = found
         journal.note("booted", instance=identity.instance, job=identity.job, zone=identity.zone, ip=identity.ip)
-        stop.agent = build(identity, settings, pace, imds, journal)
+        journal.note("host", driver=host.driver, efa=host.efa_provider, gpus=[str(gpu) for gpu in host.gpus])
+        stop.agent = build(identity, host, settings, pace, imds, journal)
         if stop.asked:
             return 0
         return stop.agent.run()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest, keep_records
 from agent.heartbeat import Heartbeat
+from agent.host import disk_free_bytes, memory_free_bytes
 from agent.identity import Identity
 from agent.imds import Notice
 from agent.notices import NoticePoller, WarningPoller
@@ -59,6 +60,7 @@ class Agent:
         self._next_ready_at = 0.0
         self._ready_pause_s = tools.pace.ready_s
         self._faults = 0
+        self._room: dict[str, float | None] = {}
 
     def run(self) -> int:
         """Return the exit code once the node has been released or `stopping` was set; nothing of it runs any more."""
@@ -129,7 +131,7 @@ class Agent:
     def _obey(self, seen: Seen) -> None:
         orders = seen.orders
         if orders.attempt > self._heard[0]:
-            self._next_ready_at, self._ready_pause_s = 0.0, self.tools.pace.ready_s
+            self._next_ready_at, self._ready_pause_s, self._room = 0.0, self.tools.pace.ready_s, {}
         self._heard, self._level = seen.order, orders
         self.tools.journal.note(
             "order_seen", attempt=orders.attempt, generation=orders.generation, action=orders.action.value
@@ -264,7 +266,13 @@ class Agent:
             return
         self._next_ready_at = now + self._ready_pause_s
         self._ready_pause_s = min(2 * self._ready_pause_s, self.tools.pace.ready_most_s)
-        me = self.identity
+        me, host = self.identity, self.tools.host
+        # Looked at once a wait: a figure that wavers would be news each time.
+        self._room = self._room or {
+            "disk_free_bytes": disk_free_bytes(self.tools.settings.root),
+            "memory_free_bytes": memory_free_bytes(),
+            "clock_offset_s": round(self.tools.clock_offset_s(), 1),
+        }
         self._say(
             Ready,
             attempt=self._heard[0],
@@ -275,6 +283,12 @@ class Agent:
             zone=me.zone,
             gpus=me.gpus,
             efa_devices=me.efa_devices,
+            driver=host.driver,
+            placement_group=host.placement_group,
+            host=host.name,
+            efa_provider=host.efa_provider,
+            **self._room,
+            topology=tuple(map(str, host.gpus)) or None,
         )
 
     def _say(self, kind: type[Report], **fields: object) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from typing import TypeVar
 from agent.cloud import Bucket, SecretStores
 from agent.commit import Committed, Committer
 from agent.fetch import Fetch
+from agent.host import Host
 from agent.hygiene import end_marked
 from agent.journal import Journal
 from agent.orders import Seen
@@ -66,6 +67,8 @@ class Tools:
     say: Callable[..., None]
     secrets: SecretStores
     clock: Callable[[], float] = time.time
+    host: Host = field(default_factory=Host)
+    clock_offset_s: Callable[[], float] = lambda: 0.0
 
 
 class Attempt:
@@ -102,7 +105,12 @@ class Attempt:
         variables = {**(self.spec.environment or {}), **self._secrets}
         free_port()
         self.ranks = Ranks(
-            command, self._seats, run_dir=self._run_dir, root=self._tools.settings.root, variables=variables
+            command,
+            self._seats,
+            run_dir=self._run_dir,
+            root=self._tools.settings.root,
+            variables=variables,
+            host=self._tools.host,
         )
         self._journal.note("ranks_started", attempt=self.number, node_rank=self.node_rank, pids=self.ranks.pids())
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import child
+from agent.host import Host
 from agent.hygiene import ATTEMPT_MARKER, NODE_MARKER, end_marked
 from job_contract.node_files import EXIT_CODES
 from job_contract.orders import Roster
@@ -94,6 +95,7 @@ class Ranks:
         run_dir: Path,
         root: Path,
         variables: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> None:
         # The parent-death signal fires when the forking thread ends, so only the thread that lives longest may fork.
         assert threading.current_thread() is threading.main_thread()
@@ -102,12 +104,13 @@ class Ranks:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in seats.ranks:
             environment = rank_environment(os.environ, seats, rank, root, variables)
-            self._processes[rank] = self._start(command, environment, rank, run_dir)
+            cpus = host.cpus_of(rank - seats.ranks[0]) if host else ""
+            self._processes[rank] = self._start(command, environment, rank, run_dir, cpus)
 
     def _start(
-        self, command: Sequence[str], environment: dict[str, str], rank: int, run_dir: Path
+        self, command: Sequence[str], environment: dict[str, str], rank: int, run_dir: Path, cpus: str
     ) -> subprocess.Popen[bytes]:
-        launcher = [sys.executable, "-I", "-S", child.__file__, str(os.getpid())]
+        launcher = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), cpus]
         with (self._logs / f"rank-{rank}.log").open("ab") as log:
             return subprocess.Popen(
                 [*launcher, *command, str(run_dir)],

@@ -31,6 +31,8 @@ class Ready(Report):
 
     None = not known: the GPU driver's version, the cluster placement group, the sum of the EFA links, and a name of
     the hardware itself (such as a digest of its GPUs' serial numbers) that stays when the instance is gone.
+    `efa_provider` is empty where libfabric was asked and has none. `topology` is one line a GPU, in the order of
+    local ranks: PCI address, NUMA node, nearest CPUs, nearest EFA devices.
     """
 
     kind: ClassVar[str] = "ready"
@@ -46,6 +48,10 @@ class Ready(Report):
     placement_group: str | None = None
     bandwidth_gbps: float | None = None
     host: str | None = None
+    efa_provider: str | None = None
+    disk_free_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    topology: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,9 @@ class NodeReports:
             placement_group=report.placement_group,
             bandwidth_gbps=report.bandwidth_gbps,
             host=report.host,
+            efa_provider=report.efa_provider,
+            disk_free_gb=_gb(report.disk_free_bytes),
+            memory_free_gb=_gb(report.memory_free_bytes),
         )
         if node.state is not Ownership.MEMBER or report.attempt != node.attempt:
             # A survivor repeats its old check-in until it has read the orders of the new attempt.
@@ -196,6 +199,10 @@ class NodeReports:
 def _number(value: float | None) -> float | None:
     """Return the value; None for NaN and infinity, which a diverging run reports and DynamoDB cannot hold."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _gb(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else size_bytes // 10**9
 
 
 def _ends_machine(report: reports.Report) -> TypeGuard[reports.NoticeSeen]:

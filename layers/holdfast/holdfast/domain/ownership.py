@@ -42,6 +42,9 @@ class Ready:
     placement_group: str | None = None
     bandwidth_gbps: float | None = None
     host: str | None = None
+    efa_provider: str | None = None
+    disk_free_gb: int | None = None
+    memory_free_gb: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
