@@ -13,10 +13,13 @@ from typing import TypeVar
 
 from agent.cloud import Bucket, SecretStores
 from agent.commit import Committed, Committer
+from agent.environment import environment_for
 from agent.fetch import Fetch
+from agent.hang import HangWatch
 from agent.host import Host
 from agent.hygiene import end_marked
 from agent.journal import Journal
+from agent.network import carrier, silent_peers
 from agent.orders import Seen
 from agent.ranks import Crash, Ranks, Seats, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
@@ -27,13 +30,14 @@ from job_contract.node_files import (
     Control,
     ControlKind,
     JobFile,
+    NetworkCheck,
     Outcome,
     RankProgress,
     read_message,
     write_message,
 )
 from job_contract.orders import Roster
-from job_contract.reports import CheckpointSaved, Failed, Finished, Progress, Report, Started
+from job_contract.reports import CheckpointSaved, Failed, Finished, NetworkChecked, Progress, Report, Started
 
 T = TypeVar("T")
 
@@ -62,6 +66,9 @@ class Tools:
     settings: Settings
     pace: Pace
     interface: str
+    instance_type: str
+    gpus: int
+    efas: int
     bucket: Bucket
     journal: Journal
     say: Callable[..., None]
@@ -91,7 +98,9 @@ class Attempt:
         self._bad_since: float | None = None
         self._started = False
         self._secrets: dict[str, str] = {}
-        self._next_look_at = self._next_progress_at = 0.0
+        self._next_look_at = self._next_progress_at = self._next_hang_look_at = 0.0
+        self._network_said = False
+        self._watch = HangWatch(self._run_dir, grace_s=tools.pace.hang_grace_s, clock=tools.clock)
         self._prepare(seen)
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
 
@@ -110,9 +119,26 @@ class Attempt:
             run_dir=self._run_dir,
             root=self._tools.settings.root,
             variables=variables,
+            machine=self._machine(),
             host=self._tools.host,
         )
         self._journal.note("ranks_started", attempt=self.number, node_rank=self.node_rank, pids=self.ranks.pids())
+
+    def _machine(self) -> dict[str, str]:
+        """Return the variables that this machine's type calls for; the journal has the reasons."""
+        tools, leader = self._tools, self.roster.leader
+        settings = environment_for(
+            tools.instance_type,
+            gpus=tools.gpus,
+            efas=tools.efas,
+            nodes=len(self.roster.nodes),
+            interface=tools.interface,
+            logs=self._run_dir / "logs",
+            leader=f"{leader.ip}:{leader.port}",
+            node_rank=self.node_rank,
+        )
+        self._journal.note("environment", **{name: f"{value} ({why})" for name, (value, why) in settings.items()})
+        return {name: value for name, (value, _) in settings.items()}
 
     @property
     def busy(self) -> bool:
@@ -146,8 +172,10 @@ class Attempt:
         while not self.saves.results.empty():
             self._take(self.saves.results.get())
         if self.state in (State.RUNNING, State.DRAINING):
+            self._look_at_network()
             self._look_at_progress()
             self._look_at_ranks()
+            self._look_for_hang()
         elif self.state is State.UPLOADING:
             self._settle_outcome()
 
@@ -249,6 +277,32 @@ class Attempt:
                 state=progress.state,
             )
 
+    def _look_at_network(self) -> None:
+        """A gang of several nodes tells once what carried its first collective."""
+        if self._network_said or len(self.roster.nodes) < 2:
+            return
+        check = self._read(self._run_dir / "network.json", NetworkCheck)
+        if check is None:
+            return
+        self._network_said = True
+        self._say(
+            NetworkChecked,
+            provider=carrier(check.backend, self._run_dir / "logs"),
+            seconds=check.seconds,
+            # What gloo reaches over TCP is judged by nobody.
+            bandwidth_gbps=check.bandwidth_gbps if check.backend == "nccl" else None,
+        )
+
+    def _look_for_hang(self) -> None:
+        now = self._tools.clock()
+        if now < self._next_hang_look_at or self.state not in (State.RUNNING, State.DRAINING):
+            return
+        self._next_hang_look_at = now + self._tools.pace.progress_look_s
+        hang = self._watch.look(self.ranks.pids())
+        if hang is not None:
+            self.ranks.dump_stacks(within_s=self._tools.pace.stacks_s)
+            self._fail(Crash(failure="hang", reason=hang.reason, rank=hang.pulse.rank))
+
     def _say_started(self, progress: RankProgress) -> None:
         self._say(
             Started,
@@ -302,6 +356,10 @@ class Attempt:
 
     def _fail(self, crash: Crash) -> None:
         self._end_ranks()
+        tail = without(self.ranks.log_tail(crash.rank), self._secrets)
+        if crash.failure == "network":
+            peers = silent_peers(tail, self.roster, self.node_rank) or ("a node that it does not name",)
+            crash = replace(crash, reason=f"{crash.reason}: no way to {', '.join(peers)}")
         self._journal.note("outcome", outcome="failed", failure=crash.failure, reason=crash.reason)
         self._tell_withheld()
         self._say(
@@ -310,7 +368,7 @@ class Attempt:
             reason=crash.reason,
             exit_code=crash.exit_code,
             rank=crash.rank,
-            log_tail=without(self.ranks.log_tail(crash.rank), self._secrets),
+            log_tail=tail,
         )
         self.state = State.OVER
 

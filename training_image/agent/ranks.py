@@ -61,16 +61,23 @@ class Seats:
 
 
 def rank_environment(
-    base: Mapping[str, str], seats: Seats, rank: int, root: Path, variables: Mapping[str, str] | None = None
+    base: Mapping[str, str],
+    seats: Seats,
+    rank: int,
+    root: Path,
+    variables: Mapping[str, str] | None = None,
+    machine: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the environment of one rank. Nothing of AWS is in it: the trainer never talks to AWS.
 
-    The job's own `variables` stand over the node's and under the agent's, and no shell ever reads them.
+    The job's own `variables` stand over the node's and over what its `machine` calls for, and under the agent's; no
+    shell ever reads them.
     """
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **{name: value for name, value in base.items() if not name.startswith("AWS_")},
+        **(machine or {}),
         **(variables or {}),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - seats.ranks[0]),
@@ -95,6 +102,7 @@ class Ranks:
         run_dir: Path,
         root: Path,
         variables: Mapping[str, str] | None = None,
+        machine: Mapping[str, str] | None = None,
         host: Host | None = None,
     ) -> None:
         # The parent-death signal fires when the forking thread ends, so only the thread that lives longest may fork.
@@ -103,7 +111,7 @@ class Ranks:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in seats.ranks:
-            environment = rank_environment(os.environ, seats, rank, root, variables)
+            environment = rank_environment(os.environ, seats, rank, root, variables, machine)
             cpus = host.cpus_of(rank - seats.ranks[0]) if host else ""
             self._processes[rank] = self._start(command, environment, rank, run_dir, cpus)
 
@@ -149,6 +157,12 @@ class Ranks:
             return ""
         return "\n".join(raw.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
+    def dump_stacks(self, *, within_s: float) -> None:
+        """Each rank that can has written the stacks of its threads to its log; a stopped one goes on to do so."""
+        self._signal(signal.SIGUSR1)
+        self._signal(signal.SIGCONT)
+        time.sleep(within_s)
+
     def _signal(self, number: int) -> None:
         for process in self._processes.values():
             if process.poll() is None:
@@ -162,7 +176,7 @@ class Crash:
     failure: str
     reason: str
     rank: int
-    exit_code: int
+    exit_code: int | None = None
 
 
 def worst(codes: Mapping[int, int | None]) -> Crash | None:

@@ -23,6 +23,8 @@ from trainer.corpus import open_corpus
 from trainer.endings import Diverged
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
+from trainer.preflight import check_network, reachable
+from trainer.pulse import Pulse
 from trainer.restore import OrderedMeanwhile, Restore
 
 # DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
@@ -44,6 +46,7 @@ class Run:
     learner: Learner
     saves: Saves
     restore: Restore
+    pulse: Pulse
     step: int = 0
     loss: float = 0.0
     non_finite_steps: int = 0
@@ -57,7 +60,10 @@ class Run:
 def train(run_dir: Path, job: JobFile) -> None:
     """The job is trained to its last step, or stopped as ordered, and the outcome is written. Raises an Ending else."""
     config = config_of(job.spec)
-    ranks = join()
+    with reachable():
+        ranks = join()
+        if ranks.world_size > 1:
+            check_network(ranks, run_dir)
     run = prepare(run_dir, job, config, ranks)
     warm_up(run)
     try:
@@ -88,6 +94,7 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
         learner=Learner(config, ranks),
         saves=Saves(run_dir, job, config, corpus.digest, ranks, journal),
         restore=Restore(run_dir, job, config, corpus.digest, ranks, control),
+        pulse=Pulse(run_dir, ranks.rank),
     )
 
 
@@ -263,7 +270,8 @@ def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> 
 
 
 def show(run: Run, state: str, *, always: bool = False) -> None:
-    """progress.json says where the run stands."""
+    """progress.json says where the run stands, and this rank's pulse what it is at."""
+    run.pulse.beat(state, step=run.step, slowest_s=max(run.step_seconds, default=None))
     seconds = sum(run.step_seconds)
     tokens = run.config.tokens_per_step * len(run.step_seconds)
     run.journal.progress(

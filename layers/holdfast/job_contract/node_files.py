@@ -7,6 +7,8 @@
     saves/<save>/<files>         rank -> agent: the data files of a save
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
     progress.json                global rank 0 -> agent: RankProgress
+    network.json                 first rank of the node -> agent, once: NetworkCheck
+    pulse/rank-<r>.json          rank -> agent: RankPulse
     outcome/rank-<r>.json        rank -> agent: Outcome, the last thing a rank writes
     metrics.jsonl                global rank 0: one line an optimizer step
     events.jsonl                 each rank: what it did, with times
@@ -37,6 +39,7 @@ EXIT_CODES = {
     72: "out_of_memory",
     73: "peer_lost",
     74: "user_error",
+    75: "network",
 }
 
 
@@ -129,6 +132,29 @@ class RankProgress:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int | None = None
     newest_save: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCheck:
+    """All ranks reached each other in one collective over `backend`; Gbit/s are what each node sent meanwhile."""
+
+    backend: str
+    world_size: int
+    seconds: float
+    bandwidth_gbps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPulse:
+    """What the rank is at: starting, warming_up, restoring, running, saving, evaluating, finished, or its own word.
+
+    It hangs when no other pulse has come `bound_s` seconds after this one. A rank that writes none is not watched.
+    """
+
+    rank: int
+    phase: str
+    step: int
+    bound_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,6 +171,7 @@ FAILURES = (
     "peer_lost",
     "hardware",
     "hang",
+    "network",
     "out_of_memory",
     "diverged",
     "user_error",

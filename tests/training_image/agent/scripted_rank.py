@@ -1,11 +1,14 @@
 """A rank without torch that keeps the node files' contract: `scripted_rank.py <behaviour> <run_dir>`.
 
-Behaviours: train, exit:<code>, signal:<number>, mute (exit 0 without outcome), litter (train, with a detached child),
-existing:<save> (stopped at once, that save holds the step).
+Behaviours: train, pulse:<bound> (train, and say each step that the next comes within so many seconds), exit:<code>,
+signal:<number>, mute (exit 0 without outcome), litter (train, with a detached child), existing:<save> (stopped at once,
+that save holds the step).
 A file in the run directory makes a training rank act: `save` (periodic save), `finish`. Data is a function of the rank.
 """
 
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +23,7 @@ from job_contract.node_files import (
     Outcome,
     Provided,
     RankProgress,
+    RankPulse,
     RankSave,
     read_message,
     write_message,
@@ -56,13 +60,16 @@ class Rank:
                 return answer
             time.sleep(0.01)
 
-    def train(self) -> None:
+    def train(self, bound_s: float = 0.0) -> None:
         self.restore()
         saves = 0
         while True:
             self.step += 1
             if self.rank == 0:
                 self.progress()
+            if bound_s:
+                pulse = RankPulse(rank=self.rank, phase="running", step=self.step, bound_s=bound_s)
+                write_message(self.run_dir / "pulse" / f"rank-{self.rank}.json", pulse)
             control = read_message(self.run_dir / "control.json", Control)
             if control.kind is ControlKind.STOP:
                 return self.end("aborted", None)
@@ -141,7 +148,8 @@ def main(behaviour: str, run_dir: Path) -> int:
         return 0
     if kind == "litter":
         subprocess.Popen(["sleep", "300"], start_new_session=True)
-    Rank(run_dir).train()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    Rank(run_dir).train(float(value) if kind == "pulse" else 0.0)
     return 0
 
 
