@@ -119,7 +119,7 @@ class RankProgress:
     """`state`: restoring, warming_up, running, saving, finished. `started` once the first new optimizer step is done.
 
     `answered_generation` is the last order that the ranks have carried out, `newest_save` the save that answers it: a
-    `checkpoint` order that finds its step already saved shows here only.
+    `checkpoint` order that finds its step already saved shows here only. The last five as in the report of this name.
     """
 
     step: int
@@ -132,6 +132,11 @@ class RankProgress:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int | None = None
     newest_save: str | None = None
+    step_ms: float | None = None
+    data_wait_ms: float | None = None
+    comm_ms: float | None = None
+    node_ms: tuple[float, ...] | None = None
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
