@@ -11,12 +11,14 @@ from types import FrameType
 from agent.agent import Agent, speaker
 from agent.attempt import Tools
 from agent.cloud import Bucket, OrdersTable, SecretStores, clients
+from agent.gpus import open_gpus
 from agent.guard import Guard
 from agent.heartbeat import Heartbeat
 from agent.host import Host, read_host
 from agent.identity import Identity, read_identity
 from agent.imds import DEFAULT_ENDPOINT, Imds, ImdsUnavailable
 from agent.journal import Journal
+from agent.kernel import KernelLog
 from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller
 from agent.reports import Reporter
@@ -64,6 +66,8 @@ def build(identity: Identity, host: Host, settings: Settings, pace: Pace, imds: 
         say=speaker(identity, reporter),
         secrets=SecretStores(identity.region),
         host=host,
+        kernel=KernelLog(),
+        gpu_figures=open_gpus(),
         clock_offset_s=lambda: table.clock_offset_s,
     )
     agent: Agent

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest, keep_records
+from agent.fitness import unfit
 from agent.heartbeat import Heartbeat
 from agent.host import disk_free_bytes, memory_free_bytes
 from agent.identity import Identity
@@ -23,7 +24,7 @@ from agent.secrets import SecretUnavailable
 from agent.threads import guarded
 from job_contract.node_files import ControlKind
 from job_contract.orders import Action, Orders
-from job_contract.reports import CheckpointSaved, Failed, Heard, NoticeSeen, Ready, Report
+from job_contract.reports import CheckpointSaved, Failed, Heard, NoticeSeen, Ready, Report, Unfit
 
 CONTROLS = {
     Action.CHECKPOINT: ControlKind.CHECKPOINT,
@@ -60,6 +61,8 @@ class Agent:
         self._next_ready_at = 0.0
         self._ready_pause_s = tools.pace.ready_s
         self._faults = 0
+        self._unfit: str | None = None
+        self._looked_after = 0
         self._room: dict[str, float | None] = {}
 
     def run(self) -> int:
@@ -100,6 +103,7 @@ class Agent:
             self.attempt.tick()
         self._beat_while_busy()
         if not self._busy:
+            self._look_whether_fit()
             self._wait()
 
     def orders_interval_s(self) -> float:
@@ -147,6 +151,8 @@ class Agent:
     def _relay(self, orders: Orders, attempt: Attempt) -> None:
         if orders.action is Action.RUN:
             attempt.raise_generation(orders.generation)
+        elif orders.action is Action.WAIT:
+            attempt.abandon()
         elif orders.action in CONTROLS and attempt.busy:
             deadlines = [at for at in (orders.deadline_at, self._notice and self._notice.deadline_at) if at]
             attempt.order(
@@ -252,6 +258,23 @@ class Agent:
         if not self._busy:
             self.heartbeat.end()
 
+    def _look_whether_fit(self) -> None:
+        """Once after each attempt; a node that is not fit says so at once, and then in place of checking in."""
+        if self.attempt is None or self._looked_after == self._ran:
+            return
+        self._looked_after = self._ran
+        tools = self.tools
+        self._unfit = unfit(
+            root=tools.settings.root,
+            pids=self.attempt.pids,
+            gpus=tools.gpu_figures(),
+            kernel=tools.kernel.lines(),
+            clock_offset_s=tools.clock_offset_s(),
+        )
+        if self._unfit:
+            tools.journal.note("unfit", reason=self._unfit)
+            self._say(Unfit, attempt=self._ran, reason=self._unfit, host=tools.host.name)
+
     def _wait(self) -> None:
         level = self._level
         if level and level.action is Action.STOP and level.attempt == self._ran:
@@ -267,6 +290,9 @@ class Agent:
         self._next_ready_at = now + self._ready_pause_s
         self._ready_pause_s = min(2 * self._ready_pause_s, self.tools.pace.ready_most_s)
         me, host = self.identity, self.tools.host
+        if self._unfit:
+            self._say(Unfit, attempt=self._heard[0], reason=self._unfit, host=host.name)
+            return
         # Looked at once a wait: a figure that wavers would be news each time.
         self._room = self._room or {
             "disk_free_bytes": disk_free_bytes(self.tools.settings.root),

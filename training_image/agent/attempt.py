@@ -15,10 +15,12 @@ from agent.cloud import Bucket, SecretStores
 from agent.commit import Committed, Committer
 from agent.environment import environment_for
 from agent.fetch import Fetch
+from agent.gpus import GpuFigures
 from agent.hang import HangWatch
 from agent.host import Host
 from agent.hygiene import end_marked
 from agent.journal import Journal
+from agent.kernel import KernelLog
 from agent.network import carrier, silent_peers
 from agent.orders import Seen
 from agent.ranks import Crash, Ranks, Seats, worst
@@ -46,6 +48,8 @@ STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "logs", "outcome")
 PAST_ATTEMPTS = 5
+# So many lines of the kernel go with the rank's own: they tell a broken GPU, and who was killed for memory.
+KERNEL_LINES = 8
 
 NOTHING_TO_SAVE = "stopped as ordered before a step was finished: there was nothing to save"
 
@@ -76,6 +80,8 @@ class Tools:
     clock: Callable[[], float] = time.time
     host: Host = field(default_factory=Host)
     clock_offset_s: Callable[[], float] = lambda: 0.0
+    kernel: KernelLog = field(default_factory=lambda: KernelLog(tuple))
+    gpu_figures: Callable[[], tuple[GpuFigures, ...]] = tuple
 
 
 class Attempt:
@@ -112,6 +118,7 @@ class Attempt:
         command = image.command if image and image.command else self._tools.settings.command
         self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
         variables = {**(self.spec.environment or {}), **self._secrets}
+        self._tools.kernel.mark()
         free_port()
         self.ranks = Ranks(
             command,
@@ -139,6 +146,11 @@ class Attempt:
         )
         self._journal.note("environment", **{name: f"{value} ({why})" for name, (value, why) in settings.items()})
         return {name: value for name, (value, _) in settings.items()}
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the ranks' process ids, also when they have ended."""
+        return tuple(self.ranks.pids().values()) if hasattr(self, "ranks") else ()
 
     @property
     def busy(self) -> bool:
@@ -178,6 +190,13 @@ class Attempt:
             self._look_for_hang()
         elif self.state is State.UPLOADING:
             self._settle_outcome()
+
+    def abandon(self) -> None:
+        """The supervisor has given the attempt up: no rank runs any more, saves on disk may still be committed."""
+        if self.state in (State.RUNNING, State.DRAINING):
+            self._journal.note("attempt_given_up", attempt=self.number)
+            self._end_ranks()
+            self.state = State.OVER
 
     def leave(self) -> None:
         """Nothing of the attempt runs on this node; saves that were not committed are given up."""
@@ -368,7 +387,7 @@ class Attempt:
             reason=crash.reason,
             exit_code=crash.exit_code,
             rank=crash.rank,
-            log_tail=tail,
+            log_tail="\n".join([tail, *self._tools.kernel.lines()[-KERNEL_LINES:]]).strip(),
         )
         self.state = State.OVER
 
