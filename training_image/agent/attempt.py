@@ -17,7 +17,7 @@ from agent.environment import environment_for
 from agent.fetch import Fetch
 from agent.gpus import GpuFigures
 from agent.hang import HangWatch
-from agent.host import Host
+from agent.host import Host, disk_free_bytes, memory_free_bytes
 from agent.hygiene import end_marked
 from agent.journal import Journal
 from agent.kernel import KernelLog
@@ -294,6 +294,14 @@ class Attempt:
                 loss=progress.loss,
                 tokens_per_s=progress.tokens_per_s,
                 state=progress.state,
+                step_ms=progress.step_ms,
+                data_wait_ms=progress.data_wait_ms,
+                comm_ms=progress.comm_ms,
+                node_ms=progress.node_ms,
+                mfu=progress.mfu,
+                gpus=tuple(map(str, self._tools.gpu_figures())) or None,
+                disk_free_bytes=disk_free_bytes(self._run_dir),
+                memory_free_bytes=memory_free_bytes(),
             )
 
     def _look_at_network(self) -> None:
@@ -501,6 +509,7 @@ class Attempt:
             parent=manifest.parent,
             loss=self._progress.loss if self._progress else None,
             tokens_per_s=self._progress.tokens_per_s if self._progress else None,
+            node_ms=self._progress.node_ms if self._progress else None,
         )
 
     def _over(self, kind: type[Report], **fields: object) -> None:

@@ -21,6 +21,7 @@ from trainer.config import Config, config_of
 from trainer.control import Agreement, ControlFile, Order
 from trainer.corpus import open_corpus
 from trainer.endings import Diverged
+from trainer.flops import flops_per_token, mfu, peak_of
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
 from trainer.preflight import check_network, reachable
@@ -47,6 +48,8 @@ class Run:
     saves: Saves
     restore: Restore
     pulse: Pulse
+    per_token: float
+    peak: float | None
     step: int = 0
     loss: float = 0.0
     non_finite_steps: int = 0
@@ -84,17 +87,20 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
     corpus = open_corpus(Path(job.corpus_dir))
     ranks.require_same("config_hash", config.hash)
     ranks.require_same("corpus_digest", corpus.digest)
+    learner = Learner(config, ranks)
     return Run(
         config=config,
         ranks=ranks,
         journal=journal,
         control=control,
-        agreement=Agreement(control, ranks.flags, job.nodes),
+        agreement=Agreement(control, ranks.flags, job.nodes, job.node_rank),
         batches=data.Batches(corpus, config, ranks.rank, ranks.world_size),
-        learner=Learner(config, ranks),
+        learner=learner,
         saves=Saves(run_dir, job, config, corpus.digest, ranks, journal),
         restore=Restore(run_dir, job, config, corpus.digest, ranks, control),
         pulse=Pulse(run_dir, ranks.rank),
+        per_token=flops_per_token(learner.multiplying, config.model, config.training.sequence_length),
+        peak=peak_of(torch.cuda.get_device_name(ranks.device)) if ranks.device.type == "cuda" else None,
     )
 
 
@@ -147,20 +153,25 @@ def loop(run: Run) -> Outcome:
 
 def one_step(run: Run) -> Order | None:
     """One optimizer step is finished; or the ranks agreed on an order, and the state is that of the step before."""
-    started = time.perf_counter()
+    started, times = time.perf_counter(), run.learner.times
     loss_sum = torch.zeros((), dtype=torch.float64, device=run.ranks.device)
     for micro in range(run.batches.micro_steps):
-        run.agreement.start(save_due=interval_is_over(run))
+        run.agreement.start(save_due=interval_is_over(run), own_ms=times.own_ms)
         seed_dropout(run, micro)
-        loss_sum += backward(run, run.batches.micro(run.step, micro), last=micro == run.batches.micro_steps - 1)
-        order = run.agreement.finish()
+        with times.loading():
+            batch = run.batches.micro(run.step, micro)
+        loss_sum += backward(run, batch, last=micro == run.batches.micro_steps - 1)
+        times.arrived()
+        with times.waiting():
+            order = run.agreement.finish()
         if order is not None:
             run.learner.optimizer.zero_grad()
             return order
     norm = run.learner.clip()
     learning_rate = run.config.learning_rate(run.step)
     run.learner.update(learning_rate)
-    dist.all_reduce(loss_sum)
+    with times.waiting():
+        dist.all_reduce(loss_sum)
     record(run, float(loss_sum) / run.config.tokens_per_step, norm, learning_rate, time.perf_counter() - started)
     return None
 
@@ -190,6 +201,7 @@ def record(run: Run, loss: float, norm: float, learning_rate: float, seconds: fl
     run.step += 1
     run.new_steps += 1
     run.step_seconds.append(seconds)
+    run.learner.times.finish(seconds)
     finite = isfinite(loss) and isfinite(norm)
     run.non_finite_steps = 0 if finite else run.non_finite_steps + 1
     run.loss = loss if finite else run.loss
@@ -274,11 +286,13 @@ def show(run: Run, state: str, *, always: bool = False) -> None:
     run.pulse.beat(state, step=run.step, slowest_s=max(run.step_seconds, default=None))
     seconds = sum(run.step_seconds)
     tokens = run.config.tokens_per_step * len(run.step_seconds)
+    tokens_per_s = tokens / seconds if seconds else 0.0
+    times = run.learner.times
     run.journal.progress(
         RankProgress(
             step=run.step,
             loss=run.loss,
-            tokens_per_s=tokens / seconds if seconds else 0.0,
+            tokens_per_s=tokens_per_s,
             state=state,
             world_size=run.ranks.world_size,
             started=run.new_steps > 0,
@@ -286,6 +300,11 @@ def show(run: Run, state: str, *, always: bool = False) -> None:
             fell_back=run.fell_back,
             answered_generation=run.answered_generation or None,
             newest_save=run.saves.newest_name,
+            step_ms=times.step_ms,
+            data_wait_ms=times.data_wait_ms,
+            comm_ms=times.comm_ms,
+            node_ms=run.agreement.node_ms if all(run.agreement.node_ms) else None,
+            mfu=mfu(tokens_per_s, run.per_token, run.ranks.world_size, run.peak),
         ),
         always=always,
     )

@@ -96,6 +96,10 @@ class Rank:
             started=True,
             restored=self.restored and self.restored.save,
             fell_back=self.fell_back,
+            step_ms=20.0,
+            data_wait_ms=1.0,
+            comm_ms=2.0,
+            node_ms=(18.0,),
         )
         write_message(self.run_dir / "progress.json", progress)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.gpus import GpuFigures
 from agent.hygiene import marked
 from agent.imds import Notice
 from agent.orders import Seen
@@ -16,6 +17,7 @@ from agent.threads import guarded
 from job_contract.checkpoint_layout import head_key, manifest_key, open_head, read_manifest
 from job_contract.node_files import Control, ControlKind, JobFile, read_message
 from job_contract.orders import ResumeFrom
+from job_contract.reports import encode_report
 
 
 def control_of(node):
@@ -81,6 +83,32 @@ def test_started_and_progress_come_from_node_rank_0(start_node, play):
     started(node, play)
     node.wait_for("progress")
     assert [(report.step, report.restored) for report in node.heard("started")] == [(0, None)]
+
+
+def test_progress_carries_what_the_ranks_measured_and_what_the_node_has_left(start_node, play):
+    node = start_node()
+    figure = GpuFigures(
+        address="00000000:53:00.0",
+        utilization_percent=97,
+        memory_used_bytes=10**10,
+        memory_bytes=8 * 10**10,
+        power_w=640.0,
+        temperature_c=55,
+    )
+    node.agent.tools = replace(node.agent.tools, gpu_figures=lambda: (figure,) * 8)
+    started(node, play)
+    told = node.wait_for("progress")
+    assert (told.step_ms, told.data_wait_ms, told.comm_ms, told.node_ms, told.mfu) == (20.0, 1.0, 2.0, (18.0,), None)
+    assert told.gpus[0] == "00000000:53:00.0 97 % 10.0 of 80.0 GB 640 W 55 C"
+    assert min(told.disk_free_bytes, told.memory_free_bytes) > 0
+
+
+def test_progress_of_a_gang_of_256_nodes_stays_under_four_kilobytes(start_node, play):
+    node = start_node()
+    started(node, play)
+    told = node.wait_for("progress")
+    large = replace(told, node_ms=(1234.567,) * 256, gpus=("00000000:53:00.0 97 % 170.0 of 192.0 GB 1000 W 55 C",) * 8)
+    assert len(json.dumps(encode_report(large))) < 4096
 
 
 def test_an_ordered_checkpoint_stop_ends_in_a_final_save_and_the_node_waits(start_node, play, s3):

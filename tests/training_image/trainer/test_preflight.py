@@ -29,6 +29,11 @@ def test_ranks_tell_of_their_network_and_of_each_phase_and_show_their_stacks_whe
             return all(pulse and pulse.phase == "running" and pulse.step > 5 for pulse in found)
 
         ranks.until(pulses)
+        ranks.until(lambda: ranks.progress().node_ms is not None)
+        progress = ranks.progress()
+        assert progress.step_ms > progress.comm_ms > 0
+        assert min(progress.node_ms) > 0
+        assert (len(progress.node_ms), progress.mfu) == (2, None)
         assert read_message(ranks.run_dir(1) / "pulse/rank-1.json", RankPulse).bound_s >= 30
         ranks.processes[1].send_signal(signal.SIGUSR1)
         ranks.until(lambda: "most recent call first" in ranks.log(1))
