@@ -10,7 +10,7 @@ from types import FrameType
 
 from agent.agent import Agent, speaker
 from agent.attempt import Tools
-from agent.cloud import Bucket, OrdersTable, SecretStores, clients
+from agent.cloud import Bucket, OrdersTable, SecretStores, clients, logs_client
 from agent.gpus import open_gpus
 from agent.guard import Guard
 from agent.heartbeat import Heartbeat
@@ -19,6 +19,7 @@ from agent.identity import Identity, read_identity
 from agent.imds import DEFAULT_ENDPOINT, Imds, ImdsUnavailable
 from agent.journal import Journal
 from agent.kernel import KernelLog
+from agent.logs import Follower, TailShipper
 from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller
 from agent.reports import Reporter
@@ -78,7 +79,15 @@ def build(identity: Identity, host: Host, settings: Settings, pace: Pace, imds: 
     heartbeat = Heartbeat(aws.sfn, table, identity.job, journal, interval_s=pace.heartbeat_s)
     warnings = WarningPoller(imds, journal, interval_s=pace.warnings_s)
     agent = Agent(
-        identity, tools, orders=orders, notices=notices, warnings=warnings, heartbeat=heartbeat, reporter=reporter
+        identity,
+        tools,
+        orders=orders,
+        notices=notices,
+        warnings=warnings,
+        heartbeat=heartbeat,
+        reporter=reporter,
+        logs=TailShipper(tools.bucket, journal),
+        follower=Follower(logs_client(identity.region), settings.log_group, journal) if settings.log_group else None,
     )
     return agent
 

@@ -16,12 +16,13 @@ from agent.heartbeat import Heartbeat
 from agent.host import disk_free_bytes, memory_free_bytes
 from agent.identity import Identity
 from agent.imds import Notice
+from agent.logs import Follower, TailShipper
 from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller, Seen
 from agent.port import HeldPort
 from agent.reports import Reporter
 from agent.secrets import SecretUnavailable
-from agent.threads import guarded
+from agent.threads import Loop, guarded
 from job_contract.node_files import ControlKind
 from job_contract.orders import Action, Orders
 from job_contract.reports import CheckpointSaved, Failed, Heard, NoticeSeen, Ready, Report, Unfit
@@ -46,10 +47,14 @@ class Agent:
         heartbeat: Heartbeat,
         reporter: Reporter,
         warnings: WarningPoller | None = None,
+        logs: TailShipper | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self.identity, self.tools = identity, tools
         self.orders, self.notices, self.heartbeat, self.reporter = orders, notices, heartbeat, reporter
-        self.warnings = warnings
+        self.warnings, self.logs = warnings, logs
+        self._follower = follower
+        self._following = Loop("follow", self._follow, tools.journal)
         self.attempt: Attempt | None = None
         self.stopping = False
         self._heard = (0, 0)
@@ -62,20 +67,25 @@ class Agent:
         self._ready_pause_s = tools.pace.ready_s
         self._faults = 0
         self._unfit: str | None = None
-        self._looked_after = 0
+        self._looked_after = self._shipped = 0
         self._room: dict[str, float | None] = {}
 
     def run(self) -> int:
         """Return the exit code once the node has been released or `stopping` was set; nothing of it runs any more."""
         loops = [self.orders.loop, self.notices.loop, self.heartbeat.loop, self.reporter.loop]
         loops += [self.warnings.loop] if self.warnings else []
+        loops += [self.logs.loop] if self.logs else []
+        loops += [self._following] if self._follower else []
         for loop in loops:
             loop.start()
         while not self.stopping:
             time.sleep(guarded(self._round, self.tools.journal, "agent", self.tools.pace.tick_s))
         if self.attempt:
             self.attempt.leave()
+            self._ship_logs()
         self.reporter.flush(within_s=self.tools.pace.flush_s)
+        if self.logs:
+            self.logs.flush(within_s=self.tools.pace.flush_s)
         for loop in loops:
             loop.close()
         self.tools.journal.note("agent_stopped")
@@ -103,6 +113,7 @@ class Agent:
             self.attempt.tick()
         self._beat_while_busy()
         if not self._busy:
+            self._ship_logs()
             self._look_whether_fit()
             self._wait()
 
@@ -169,6 +180,7 @@ class Agent:
             self.tools.journal.note("attempt_left", attempt=self.attempt.number)
         if self.attempt:
             self.attempt.leave()
+            self._ship_logs()
 
     def _join(self, seen: Seen) -> None:
         """The ranks of the attempt run here, if its roster names this node."""
@@ -257,6 +269,18 @@ class Agent:
     def _beat_while_busy(self) -> None:
         if not self._busy:
             self.heartbeat.end()
+
+    def _ship_logs(self) -> None:
+        """Once an attempt: the end of what its ranks printed is on its way to the bucket."""
+        if self.logs is None or self.attempt is None or self._shipped == self.attempt.number:
+            return
+        self._shipped = self.attempt.number
+        self.logs.ship(self.attempt.spec.prefix, self.attempt.number, self.attempt.log_tails())
+
+    def _follow(self) -> float:
+        if self._follower and self.attempt:
+            self.attempt.follow(self._follower)
+        return self.tools.pace.follow_s
 
     def _look_whether_fit(self) -> None:
         """Once after each attempt; a node that is not fit says so at once, and then in place of checking in."""

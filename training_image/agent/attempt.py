@@ -21,6 +21,7 @@ from agent.host import Host, disk_free_bytes, memory_free_bytes
 from agent.hygiene import end_marked
 from agent.journal import Journal
 from agent.kernel import KernelLog
+from agent.logs import Follower, tails
 from agent.network import carrier, silent_peers
 from agent.orders import Seen
 from agent.ranks import Crash, Ranks, Seats, worst
@@ -146,6 +147,14 @@ class Attempt:
         )
         self._journal.note("environment", **{name: f"{value} ({why})" for name, (value, why) in settings.items()})
         return {name: value for name, (value, _) in settings.items()}
+
+    def log_tails(self) -> dict[str, bytes]:
+        """Return the end of each rank's log by file name, without the values of secrets."""
+        return tails(self._run_dir / "logs", self._secrets)
+
+    def follow(self, follower: Follower) -> None:
+        """What the ranks printed since the last call is sent."""
+        follower.look(self.roster.job, self.number, self._run_dir / "logs", self._secrets)
 
     @property
     def pids(self) -> tuple[int, ...]:

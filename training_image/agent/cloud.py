@@ -81,6 +81,11 @@ class SecretStores:
         return self._session.client("ssm", config=_CONFIG)
 
 
+def logs_client(region: str) -> Any:
+    """Return a client of CloudWatch Logs."""
+    return boto3.session.Session(region_name=region).client("logs", config=_CONFIG)
+
+
 def error_code(error: Exception) -> str:
     """Return AWS's error code, the exception's name where AWS did not answer."""
     if isinstance(error, ClientError):
