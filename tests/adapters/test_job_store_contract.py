@@ -211,7 +211,7 @@ def test_an_owner_is_written_once_and_what_a_node_reports_never_changes_it(store
     store.mark_ending(["i-1"], "j", b.NOW + 2)
     store.own([node])
     ready = Ready(ip="10.0.0.1", port=4, instance_type="c7i.large", zone="us-east-1a")
-    slow = (Slow(attempt=1, node_rank=3, reports=2),)
+    slow = (Slow(attempt=1, node_rank=3, reports=2, since_at=b.NOW),)
     store.update_node(replace(node, ready=ready, step=3, loss=1.5, slow=slow))
     kept = store.node("i-1")
     assert kept is not None

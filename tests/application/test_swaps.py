@@ -46,10 +46,11 @@ def tell(ports: FakePorts, kind: type[reports.Report], instance: str = b.LEADER,
     NodeReports(ports).take(kind(job=JOB, attempt=job(ports).attempt, instance=instance, at=ports.clock(), **fields))
 
 
-def progress(ports: FakePorts, *node_ms: float, times: int = 1) -> None:
+def progress(ports: FakePorts, *node_ms: float, times: int = 1, stuck: bool = False) -> None:
     for _ in range(times):
-        ports.clock.step(10)
-        tell(ports, reports.Progress, step=9, loss=2.0, tokens_per_s=1.0, node_ms=node_ms or None)
+        ports.clock.step(300)
+        step = 9 if stuck else round(ports.clock() - b.NOW)
+        tell(ports, reports.Progress, step=step, loss=2.0, tokens_per_s=1.0, node_ms=node_ms or None)
 
 
 def saved(ports: FakePorts, step: int, number: int, *, final: bool = False) -> None:
@@ -92,6 +93,11 @@ def test_a_gang_of_one_speed_is_left_alone_and_so_is_one_that_does_not_tell(port
     progress(ports, 100.0, 110.0, times=2 * SLOW_REPORTS)
     progress(ports, times=SLOW_REPORTS)
     assert (job(ports).leaving, job(ports).move_by_at) == ((), None)
+
+
+def test_reports_without_a_new_step_say_nothing_new_of_a_node(ports: FakePorts) -> None:
+    progress(ports, 100.0, 200.0, times=4 * SLOW_REPORTS, stuck=True)
+    assert job(ports).leaving == ()
 
 
 def test_a_job_swaps_so_often_and_no_more(ports: FakePorts) -> None:

@@ -9,14 +9,15 @@ import pytest
 from holdfast.domain.straggler import SLOW_REPORTS, Slow, Straggler, counted, slow_nodes, straggler
 
 
-def judged(*reports: Sequence[float], attempt: int = 1) -> Straggler | None:
+def judged(*reports: Sequence[float], every_s: float = 300.0) -> Straggler | None:
     """Return who is a straggler after these reports, each with the nodes' own times."""
     counts: tuple[Slow, ...] = ()
     found = None
-    for node_ms in reports:
+    for number, node_ms in enumerate(reports):
+        now = every_s * number
         slow = slow_nodes(node_ms)
-        counts = counted(counts, attempt, slow)
-        found = straggler(counts, slow)
+        counts = counted(counts, 1, slow, now)
+        found = straggler(counts, slow, now)
     return found
 
 
@@ -54,7 +55,15 @@ def test_the_slowest_of_several_is_named() -> None:
     assert found.node_rank == 3
 
 
+def test_five_reports_within_seconds_are_no_straggler_yet() -> None:
+    assert judged(*[[100.0, 200.0]] * 10, every_s=2.0) is None
+    assert judged(*[[100.0, 200.0]] * 200, every_s=2.0) is not None
+
+
 def test_counts_of_another_attempt_are_forgotten_since_ranks_change_hands() -> None:
     slow = slow_nodes([100.0, 200.0])
-    before = (Slow(attempt=1, node_rank=1, reports=4), Slow(attempt=2, node_rank=0, reports=3))
-    assert counted(before, 2, slow) == (Slow(attempt=2, node_rank=1, reports=1),)
+    before = (
+        Slow(attempt=1, node_rank=1, reports=4, since_at=1.0),
+        Slow(attempt=2, node_rank=0, reports=3, since_at=2.0),
+    )
+    assert counted(before, 2, slow, 9.0) == (Slow(attempt=2, node_rank=1, reports=1, since_at=9.0),)

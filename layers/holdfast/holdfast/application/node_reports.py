@@ -132,8 +132,10 @@ class NodeReports:
 
     def _stands(self, report: reports.Progress | reports.CheckpointSaved, node: Node, *, step: int) -> None:
         step_at = report.at if step != node.step else node.step_at
-        slow = straggler.slow_nodes(report.node_ms or ())
-        counts = straggler.counted(node.slow, report.attempt, slow)
+        # A report without a new step repeats the figures of the last one.
+        fresh = report.node_ms if step != node.step else None
+        slow = straggler.slow_nodes(fresh or ())
+        counts = straggler.counted(node.slow, report.attempt, slow, report.at) if fresh else node.slow
         self.ports.store.update_node(
             replace(
                 node,
@@ -145,7 +147,7 @@ class NodeReports:
                 slow=counts,
             )
         )
-        found = straggler.straggler(counts, slow)
+        found = straggler.straggler(counts, slow, report.at)
         if found is not None:
             self._swap(found, report)
 
