@@ -44,7 +44,12 @@ BAD = [
     ("drivers", fleet({"driver": "570.1"}), ["different GPU drivers", "570.1"], ("i-0",)),
     ("efa_provider", fleet({"efa_provider": ""}), ["provider efa", "i-0 has none", "EFA installer"], ("i-0",)),
     ("efa_provider", fleet(everywhere={"efa_provider": "tcp"}), ["i-3 has tcp"], ()),
-    ("driver_old", fleet({"driver": "470.256.02"}), ["i-0 470.256.02", "at least 525.60.13", "AMI"], ("i-0",)),
+    (
+        "driver_old",
+        fleet({"driver": "470.256.02"}),
+        ["i-0 470.256.02", "needs 525.60.13 or later", "machine image"],
+        ("i-0",),
+    ),
     ("driver_old", fleet(everywhere={"driver": "520.61.05"}), ["i-3 520.61.05"], ()),
     ("disk_full", fleet({"disk_free_gb": 1}), ["i-0 has 1 GB", "instance store"], ("i-0",)),
     ("links", fleet({"bandwidth_gbps": 800.0}), ["i-0 800", "at least 1600"], ("i-0",)),
@@ -110,6 +115,14 @@ def test_the_driver_has_a_floor_that_new_gpus_raise(instance_type: str, driver: 
     told = {"instance_type": instance_type, "driver": driver}
     found = judge(fleet(everywhere=told), replace(EXPECTED, instance_type=instance_type))
     assert (found is None) is good
+
+
+def test_the_images_own_cuda_raises_the_floor_of_the_driver() -> None:
+    told = fleet(everywhere={"driver": "570.133.20"})
+    assert judge(told, EXPECTED) is None
+    found = judge(told, replace(EXPECTED, driver="580.65.06"))
+    assert found is not None
+    assert "needs 580.65.06 or later" in found.sentence
 
 
 def test_a_provider_is_no_matter_where_no_efa_was_bought() -> None:

@@ -72,7 +72,7 @@ def judge(
         lambda: _gpus(ready, expected),
         lambda: _efas(ready, expected),
         lambda: _providers(ready, expected),
-        lambda: _old_drivers(ready),
+        lambda: _old_drivers(ready, expected),
         lambda: _drivers(ready),
         lambda: _disks(ready),
         lambda: _links(ready, expected),
@@ -239,24 +239,26 @@ def _providers(ready: Sequence[Checked], expected: Expected | None) -> Finding |
     )
 
 
-def _old_drivers(ready: Sequence[Checked]) -> Finding | None:
-    old = [(node, facts) for node, facts in ready if facts.driver and version(facts.driver) < driver_floor(facts)]
+def _old_drivers(ready: Sequence[Checked], expected: Expected | None) -> Finding | None:
+    old = [
+        (node, facts) for node, facts in ready if facts.driver and version(facts.driver) < driver_floor(facts, expected)
+    ]
     if not old:
         return None
     listed = ", ".join(f"{node.instance} {facts.driver}" for node, facts in old[:5])
-    floor = ".".join(map(str, driver_floor(old[0][1])))
+    floor = ".".join(f"{number:02d}" for number in driver_floor(old[0][1], expected))
     return Finding(
         code="driver_old",
-        sentence=f"GPU drivers are too old: {listed}; {_of(ready)} needs at least {floor}, so take a newer AMI",
+        sentence=f"GPU drivers are too old: {listed}; {_of(ready)} needs {floor} or later: take a newer machine image",
         bad=_odd_ones(old, ready),
         failure="hardware",
     )
 
 
-def driver_floor(facts: Ready) -> tuple[int, ...]:
-    """Return the oldest driver that the node's type can be used with."""
+def driver_floor(facts: Ready, expected: Expected | None) -> tuple[int, ...]:
+    """Return the oldest driver that the node's type, and the stack's image where it is used, can do with."""
     family = facts.instance_type.partition(".")[0].partition("-")[0]
-    return DRIVER_FLOORS.get(family, DRIVER_FLOOR)
+    return max(DRIVER_FLOORS.get(family, DRIVER_FLOOR), version(expected.driver) if expected else ())
 
 
 def version(text: str) -> tuple[int, ...]:
