@@ -391,7 +391,6 @@ class Attempt:
             return None
 
     def _fail(self, crash: Crash) -> None:
-        self._end_ranks()
         tail = without(self.ranks.log_tail(crash.rank), self._secrets)
         if crash.failure == "network":
             peers = silent_peers(tail, self.roster, self.node_rank) or ("a node that it does not name",)
@@ -406,6 +405,8 @@ class Attempt:
             rank=crash.rank,
             log_tail="\n".join([tail, *self._tools.kernel.lines()[-KERNEL_LINES:]]).strip(),
         )
+        # Last, so that the cause is on its way before the peers see their connections close, and tell of that.
+        self._end_ranks()
         self.state = State.OVER
 
     def _end_ranks(self) -> None:
