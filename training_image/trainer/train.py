@@ -232,6 +232,8 @@ def save_is_due(run: Run) -> bool:
 
 def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
     """Return the save of the last finished step, or the newest finite one, and whether it had been there before."""
+    # A save that is still being written may be waited for, which is no step.
+    run.pulse.beat("saving", step=run.step)
     existing = run.saves.existing(run.step)
     if existing or not run.step or run.non_finite_steps:
         newest = existing or run.saves.newest_name
@@ -270,6 +272,7 @@ def end_before_the_first_step(run: Run, job: JobFile) -> Outcome:
 def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> Outcome:
     """Return the outcome; the progress shows where it ended."""
     show(run, outcome if outcome == "finished" else "running", always=True)
+    run.pulse.beat("ending", step=run.step)
     return Outcome(
         outcome=outcome,
         step=run.step,

@@ -151,7 +151,7 @@ class NetworkCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPulse:
-    """What the rank is at: starting, warming_up, restoring, running, saving, evaluating, finished, or its own word.
+    """What the rank is at: starting, warming_up, restoring, running, saving, evaluating, ending, or its own word.
 
     It hangs when no other pulse has come `bound_s` seconds after this one. A rank that writes none is not watched.
     """
