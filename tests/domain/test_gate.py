@@ -117,6 +117,12 @@ def test_the_driver_has_a_floor_that_new_gpus_raise(instance_type: str, driver: 
     assert (found is None) is good
 
 
+@pytest.mark.parametrize("driver", ["9" * 5_000, "...", "R580", "580.95.05" + "x" * 5_000])
+def test_whatever_a_node_calls_its_driver_is_judged(driver: str) -> None:
+    found = judge(fleet(everywhere={"driver": driver}), EXPECTED)
+    assert found is None or found.code == "driver_old"
+
+
 def test_the_images_own_cuda_raises_the_floor_of_the_driver() -> None:
     told = fleet(everywhere={"driver": "570.133.20"})
     assert judge(told, EXPECTED) is None

@@ -263,7 +263,7 @@ def driver_floor(facts: Ready, expected: Expected | None) -> tuple[int, ...]:
 
 def version(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: 580.95.05 is (580, 95, 5)."""
-    return tuple(int(part) for part in re.match(r"[\d.]*", text)[0].split(".") if part)  # type: ignore[index]
+    return tuple(int(part) for part in re.match(r"[0-9.]{0,30}", text)[0].split(".") if part)  # type: ignore[index]
 
 
 def _disks(ready: Sequence[Checked]) -> Finding | None:
