@@ -271,10 +271,11 @@ class Agent:
             self.heartbeat.end()
 
     def _ship_logs(self) -> None:
-        """Once an attempt: the end of what its ranks printed is on its way to the bucket."""
+        """Once an attempt: the end of what its ranks printed is on its way to the bucket, and looked at once more."""
         if self.logs is None or self.attempt is None or self._shipped == self.attempt.number:
             return
         self._shipped = self.attempt.number
+        self._following.poke()
         self.logs.ship(self.attempt.spec.prefix, self.attempt.number, self.attempt.log_tails())
 
     def _follow(self) -> float:

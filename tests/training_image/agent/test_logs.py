@@ -131,6 +131,20 @@ def test_whole_lines_are_sent_once_each_as_they_come(cloud, follow, tmp_path):
     assert cloud.streams == {"job/0001/rank-0": ["one", " ", "two [TOKEN]", "half"], "job/0001/rank-1": ["other"]}
 
 
+def test_the_last_lines_of_an_attempt_are_sent_when_it_is_over_and_not_ten_seconds_later(
+    start_node, play, shipper, cloud, journal
+):
+    node = start_node()
+    node.agent.logs, node.agent._follower = shipper, Follower(cloud, "group", journal)
+    node.agent._following.start()
+    play.until(lambda: node.agent.attempt is None, node)
+    node.orders.value = play.seen("run", 3, behaviour="exit:1")
+    node.wait_for("failed")
+    sent = play.until(lambda: cloud.streams.get(f"{play.job}/0001/rank-0"), node, within_s=3.0)
+    node.agent._following.close(wait_s=2.0)
+    assert sent == ["started exit:1", "about to fail"]
+
+
 def test_what_was_refused_is_sent_with_the_next_look_and_a_stream_that_exists_is_used(cloud, follow, tmp_path):
     cloud.streams["job/0001/rank-0"] = []
     cloud.faults = ["ThrottlingException"]
