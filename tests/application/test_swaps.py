@@ -100,6 +100,24 @@ def test_reports_without_a_new_step_say_nothing_new_of_a_node(ports: FakePorts) 
     assert job(ports).leaving == ()
 
 
+def test_a_saves_report_counts_as_one_of_progress_and_one_of_a_known_step_takes_nothing_back(ports: FakePorts) -> None:
+    """With saves closer than `report_s` nothing else is told."""
+    for number in range(1, SLOW_REPORTS + 1):
+        ports.clock.step(300)
+        for node_ms in ((100.0, 200.0), (100.0, 100.0), None):
+            tell(
+                ports,
+                reports.CheckpointSaved,
+                save=save_name(10 * number, 1, number),
+                manifest_sha256=f"{number:064x}",
+                step=10 * number,
+                loss=2.0,
+                tokens_per_s=1.0,
+                node_ms=node_ms,
+            )
+    assert job(ports).leaving == (b.OTHER,)
+
+
 def test_a_job_swaps_so_often_and_no_more(ports: FakePorts) -> None:
     ports.holding(b.a_running_job(swaps=MOST_SWAPS))
     progress(ports, 100.0, 200.0, times=SLOW_REPORTS)

@@ -204,6 +204,7 @@ class Attempt:
         """The supervisor has given the attempt up: no rank runs any more, saves on disk may still be committed."""
         if self.state in (State.RUNNING, State.DRAINING):
             self._journal.note("attempt_given_up", attempt=self.number)
+            self._tell_withheld()
             self._end_ranks()
             self.state = State.OVER
 

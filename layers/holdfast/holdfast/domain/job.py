@@ -53,8 +53,9 @@ class Job:
     `nodes` are wanted, `gang` is how many the current attempt has. `held` are survivors of the last attempt, kept until
     `held_until` for the next one. `branch` grows when a job is tried again from an earlier save. `node_usd_h` is the
     price of a node-hour of its last fleet as known at purchase, None = unknown; `counted_usd` is what closed intervals
-    have cost, `held_from` when the one of held machines began (see cost.py). `limit` is the class of a limit it passed. `leaving` are
-    the only machines that a planned move leaves (none = all), `swaps` counts the moves that left a slow or doubtful one.
+    have cost, `held_from` when the one of held machines began (see cost.py). `limit` is the class of a limit it passed.
+    `leaving` are the only machines that a planned move leaves (none = all), `swaps` counts the moves that left a slow
+    or doubtful one.
     """
 
     id: str
