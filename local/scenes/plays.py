@@ -262,16 +262,19 @@ def pool_warning(stage: Stage) -> None:
 
 
 def hang(stage: Stage) -> None:
-    """All ranks stand still while their agents beat on. (Of one that stands still its peers would say so.)"""
+    """One rank stands still while the agents beat on: its own node says which, before its peers' collective ends."""
     stage.submit()
     stage.train_to(DISTURB_AT_STEP)
-    for pid in (pid for instance in stage.members() for pid in _ranks_of(stage, instance)):
+    victim = stage.members()[1]
+    for pid in _ranks_of(stage, victim):
         os.kill(pid, signal.SIGSTOP)
-        stage.tell(f"rank process {pid} is stopped")
+        stage.tell(f"rank process {pid} of {victim} is stopped")
     at = time.time()
     failed = stage.until("the hang is seen", lambda: stage.history("failed"), within_s=240)[0]
     seen = failed["detail"]["failure"] == "hang"
     stage.check(f"seen from step progress after {failed['at'] - at:.0f} s", seen, failed["detail"])
+    reason = failed["detail"]["reason"]
+    stage.check("the rank is named", victim in reason and "its process is stopped" in reason, reason)
     job = stage.finish()
     stage.check("both machines replaced", len(stage.instances()) == 4 and job.charged == {"hang": 1}, job.charged)
 

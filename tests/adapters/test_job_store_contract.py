@@ -29,6 +29,7 @@ from holdfast.domain.ownership import FleetIntent, Node, Ownership, Ready
 from holdfast.domain.placement import Cold, Patience, Pool
 from holdfast.domain.purchase import Expected, Place, Purchase, Template
 from holdfast.domain.queueing import Waiter
+from holdfast.domain.straggler import Slow
 from holdfast.messages.acceptance import read_acceptance
 from job_contract.orders import Leader, Orders, Roster, Wait, WaitItem, orders_key, spec_key
 from job_contract.spec import JobSpec
@@ -210,10 +211,12 @@ def test_an_owner_is_written_once_and_what_a_node_reports_never_changes_it(store
     store.mark_ending(["i-1"], "j", b.NOW + 2)
     store.own([node])
     ready = Ready(ip="10.0.0.1", port=4, instance_type="c7i.large", zone="us-east-1a")
-    store.update_node(replace(node, ready=ready, step=3, loss=1.5))
+    slow = (Slow(attempt=1, node_rank=3, reports=2, since_at=b.NOW),)
+    store.update_node(replace(node, ready=ready, step=3, loss=1.5, slow=slow))
     kept = store.node("i-1")
     assert kept is not None
     assert (kept.state, kept.since_at, kept.ready, kept.step, kept.loss) == (Ownership.ENDING, b.NOW + 1, ready, 3, 1.5)
+    assert kept.slow == slow
     assert store.nodes(["i-1", "i-unknown"]) == [kept]
 
 

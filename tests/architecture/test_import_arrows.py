@@ -53,7 +53,7 @@ ALLOWED = {
     | POWERTOOLS,
     "training_image/trainer": {"job_contract", "trainer", "torch", "numpy"},
     "training_image/callbacks": {"job_contract", "callbacks", "torch", "transformers", "lightning"},
-    "training_image/agent": {"job_contract", "agent"} | AWS,
+    "training_image/agent": {"job_contract", "agent", "pynvml"} | AWS,
 }
 
 

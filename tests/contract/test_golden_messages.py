@@ -216,6 +216,8 @@ MESSAGES: dict[str, Any] = {
     "progress": node_files.RankProgress(
         step=60, loss=2.5, tokens_per_s=40000.0, state="running", world_size=2, started=True, restored=SAVE_50
     ),
+    "network-check": node_files.NetworkCheck(backend="nccl", world_size=16, seconds=4.5, bandwidth_gbps=2400.0),
+    "rank-pulse": node_files.RankPulse(rank=1, phase="running", step=60, bound_s=30.0),
     "outcome-finished": node_files.Outcome(
         outcome="finished", step=120, loss=2.25, save="step-00000120.a0002.s03", reason="all steps are trained"
     ),

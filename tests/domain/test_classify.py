@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.domain.classify import PROGRAM_XIDS, REPLACE_XIDS, RULES, STATE_REASONS, Ended, classify, refined
+from holdfast.domain.classify import RULES, STATE_REASONS, Ended, classify, refined
 from holdfast.domain.failure import CLASSES
+from job_contract.xids import PROGRAM_XIDS, REPLACE_XIDS
 from tests.builders import ROOT
 
 TAILS = ROOT / "events" / "tails"

@@ -18,6 +18,7 @@ EXPECTED = Expected(
 READY = Ready(
     ip="10.0.0.1", port=4, instance_type="p5.48xlarge", zone="us-east-1a", gpus=8, efa_devices=32,
     driver="580.95.05", placement_group="s-j-us-east-1a", bandwidth_gbps=3200.0, host="gpu-1",
+    efa_provider="efa", disk_free_gb=28_000,
 )  # fmt: skip
 
 
@@ -41,6 +42,16 @@ BAD = [
     ("efa_missing", fleet({"efa_devices": 31}), ["32 EFA devices", "i-0 has 31", "one card"], ("i-0",)),
     ("efa_missing", fleet(everywhere={"efa_devices": 0}), ["32 EFA devices", "launch template"], ()),
     ("drivers", fleet({"driver": "570.1"}), ["different GPU drivers", "570.1"], ("i-0",)),
+    ("efa_provider", fleet({"efa_provider": ""}), ["provider efa", "i-0 has none", "EFA installer"], ("i-0",)),
+    ("efa_provider", fleet(everywhere={"efa_provider": "tcp"}), ["i-3 has tcp"], ()),
+    (
+        "driver_old",
+        fleet({"driver": "470.256.02"}),
+        ["i-0 470.256.02", "needs 525.60.13 or later", "machine image"],
+        ("i-0",),
+    ),
+    ("driver_old", fleet(everywhere={"driver": "520.61.05"}), ["i-3 520.61.05"], ()),
+    ("disk_full", fleet({"disk_free_gb": 1}), ["i-0 has 1 GB", "instance store"], ("i-0",)),
     ("links", fleet({"bandwidth_gbps": 800.0}), ["i-0 800", "at least 1600"], ("i-0",)),
     ("clocks", fleet({"clock_offset_s": -7.0}), ["i-0 -7 s", "chrony"], ("i-0",)),
 ]
@@ -67,6 +78,7 @@ def test_a_fleet_as_bought_passes() -> None:
 
 def test_what_nodes_do_not_tell_is_not_held_against_them() -> None:
     silent = {"driver": None, "placement_group": None, "bandwidth_gbps": None, "host": None}
+    silent |= {"efa_provider": None, "disk_free_gb": None}
     assert judge(fleet(everywhere=silent), EXPECTED) is None
 
 
@@ -87,6 +99,40 @@ def test_a_machine_in_quarantine_is_known_again_under_another_instance_id() -> N
 def test_broken_hardware_counts_and_a_wrong_answer_of_ec2_does_not() -> None:
     assert {judge(nodes, EXPECTED).failure for code, nodes, _, _ in BAD if code in ("zones", "type")} == {"capacity"}  # type: ignore[union-attr]
     assert {judge(nodes, EXPECTED).failure for code, nodes, _, _ in BAD if "gpus" in code} == {"hardware"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "driver", "good"),
+    [
+        ("p5.48xlarge", "525.60.13", True),
+        ("p5.48xlarge", "525.60.11", False),
+        ("p6-b200.48xlarge", "565.57.01", False),
+        ("p6-b200.48xlarge", "580.95.05", True),
+        ("p5.48xlarge", "550.54-custom", True),
+    ],
+)
+def test_the_driver_has_a_floor_that_new_gpus_raise(instance_type: str, driver: str, good: bool) -> None:
+    told = {"instance_type": instance_type, "driver": driver}
+    found = judge(fleet(everywhere=told), replace(EXPECTED, instance_type=instance_type))
+    assert (found is None) is good
+
+
+@pytest.mark.parametrize("driver", ["9" * 5_000, "...", "R580", "580.95.05" + "x" * 5_000])
+def test_whatever_a_node_calls_its_driver_is_judged(driver: str) -> None:
+    found = judge(fleet(everywhere={"driver": driver}), EXPECTED)
+    assert found is None or found.code == "driver_old"
+
+
+def test_the_images_own_cuda_raises_the_floor_of_the_driver() -> None:
+    told = fleet(everywhere={"driver": "570.133.20"})
+    assert judge(told, EXPECTED) is None
+    found = judge(told, replace(EXPECTED, driver="580.65.06"))
+    assert found is not None
+    assert "needs 580.65.06 or later" in found.sentence
+
+
+def test_a_provider_is_no_matter_where_no_efa_was_bought() -> None:
+    assert judge(fleet(everywhere={"efa_provider": "", "efa_devices": 0}), replace(EXPECTED, efas=0)) is None
 
 
 def test_a_silent_fall_back_to_tcp_is_refused() -> None:

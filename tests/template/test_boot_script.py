@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -191,7 +192,8 @@ def test_gpus_and_efa_devices_are_handed_to_the_container(sandbox: Sandbox) -> N
     (sandbox.root / "dev/infiniband/uverbs0").touch()
     [created] = of(sandbox.boot(), "docker", "create")
     assert created[created.index("--gpus") + 1] == "all"
-    assert created[created.index("--device") + 1] == "/dev/infiniband/uverbs0"
+    handed = [value for name, value in itertools.pairwise(created) if name == "--device"]
+    assert handed == ["/dev/kmsg", "/dev/infiniband/uverbs0"]
 
 
 def test_a_registry_that_does_not_answer_is_asked_five_times(sandbox: Sandbox) -> None:

@@ -35,7 +35,7 @@ def test_the_image_is_named_by_a_parameter():
     assert DATA["ImageId"] == {"Fn::Sub": "resolve:ssm:${AmiParameter}"}
 
 
-def test_the_agent_gets_its_five_variables():
+def test_the_agent_gets_its_six_variables():
     lines = USER_DATA.splitlines()
     first, last = lines.index("# holdfast-environment"), lines.index("# end-holdfast-environment")
     assert dict(line.split("=", 1) for line in lines[first + 1 : last]) == {
@@ -43,6 +43,7 @@ def test_the_agent_gets_its_five_variables():
         "HOLDFAST_ORDERS_TABLE": "${OrdersTable}",
         "HOLDFAST_REPORT_QUEUE_URL": "${NodeReportQueue}",
         "HOLDFAST_BUCKET": "${CheckpointBucket}",
+        "HOLDFAST_LOG_GROUP": "${NodeLogs}",
         "HOLDFAST_IMAGE": "${ImageUri}",
     }
 

@@ -82,6 +82,8 @@ CALLS = {
     "describe_execution": "states:DescribeExecution",
     "send_task_success": "states:SendTaskSuccess",
     "send_task_heartbeat": "states:SendTaskHeartbeat",
+    "create_log_stream": "logs:CreateLogStream",
+    "put_log_events": "logs:PutLogEvents",
     "list_objects_v2": "s3:ListBucket",
     "upload_file": "s3:PutObject",
 }

@@ -11,18 +11,21 @@ import time
 from collections.abc import Callable
 
 from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest, keep_records
+from agent.fitness import unfit
 from agent.heartbeat import Heartbeat
+from agent.host import disk_free_bytes, memory_free_bytes
 from agent.identity import Identity
 from agent.imds import Notice
+from agent.logs import Follower, TailShipper
 from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller, Seen
 from agent.port import HeldPort
 from agent.reports import Reporter
 from agent.secrets import SecretUnavailable
-from agent.threads import guarded
+from agent.threads import Loop, guarded
 from job_contract.node_files import ControlKind
 from job_contract.orders import Action, Orders
-from job_contract.reports import CheckpointSaved, Failed, Heard, NoticeSeen, Ready, Report
+from job_contract.reports import CheckpointSaved, Failed, Heard, NoticeSeen, Ready, Report, Unfit
 
 CONTROLS = {
     Action.CHECKPOINT: ControlKind.CHECKPOINT,
@@ -44,10 +47,14 @@ class Agent:
         heartbeat: Heartbeat,
         reporter: Reporter,
         warnings: WarningPoller | None = None,
+        logs: TailShipper | None = None,
+        follower: Follower | None = None,
     ) -> None:
         self.identity, self.tools = identity, tools
         self.orders, self.notices, self.heartbeat, self.reporter = orders, notices, heartbeat, reporter
-        self.warnings = warnings
+        self.warnings, self.logs = warnings, logs
+        self._follower = follower
+        self._following = Loop("follow", self._follow, tools.journal)
         self.attempt: Attempt | None = None
         self.stopping = False
         self._heard = (0, 0)
@@ -59,18 +66,26 @@ class Agent:
         self._next_ready_at = 0.0
         self._ready_pause_s = tools.pace.ready_s
         self._faults = 0
+        self._unfit: str | None = None
+        self._looked_after = self._shipped = 0
+        self._room: dict[str, float | None] = {}
 
     def run(self) -> int:
         """Return the exit code once the node has been released or `stopping` was set; nothing of it runs any more."""
         loops = [self.orders.loop, self.notices.loop, self.heartbeat.loop, self.reporter.loop]
         loops += [self.warnings.loop] if self.warnings else []
+        loops += [self.logs.loop] if self.logs else []
+        loops += [self._following] if self._follower else []
         for loop in loops:
             loop.start()
         while not self.stopping:
             time.sleep(guarded(self._round, self.tools.journal, "agent", self.tools.pace.tick_s))
         if self.attempt:
             self.attempt.leave()
+            self._ship_logs()
         self.reporter.flush(within_s=self.tools.pace.flush_s)
+        if self.logs:
+            self.logs.flush(within_s=self.tools.pace.flush_s)
         for loop in loops:
             loop.close()
         self.tools.journal.note("agent_stopped")
@@ -98,6 +113,8 @@ class Agent:
             self.attempt.tick()
         self._beat_while_busy()
         if not self._busy:
+            self._ship_logs()
+            self._look_whether_fit()
             self._wait()
 
     def orders_interval_s(self) -> float:
@@ -129,7 +146,7 @@ class Agent:
     def _obey(self, seen: Seen) -> None:
         orders = seen.orders
         if orders.attempt > self._heard[0]:
-            self._next_ready_at, self._ready_pause_s = 0.0, self.tools.pace.ready_s
+            self._next_ready_at, self._ready_pause_s, self._room = 0.0, self.tools.pace.ready_s, {}
         self._heard, self._level = seen.order, orders
         self.tools.journal.note(
             "order_seen", attempt=orders.attempt, generation=orders.generation, action=orders.action.value
@@ -145,6 +162,8 @@ class Agent:
     def _relay(self, orders: Orders, attempt: Attempt) -> None:
         if orders.action is Action.RUN:
             attempt.raise_generation(orders.generation)
+        elif orders.action is Action.WAIT:
+            attempt.abandon()
         elif orders.action in CONTROLS and attempt.busy:
             deadlines = [at for at in (orders.deadline_at, self._notice and self._notice.deadline_at) if at]
             attempt.order(
@@ -161,6 +180,7 @@ class Agent:
             self.tools.journal.note("attempt_left", attempt=self.attempt.number)
         if self.attempt:
             self.attempt.leave()
+            self._ship_logs()
 
     def _join(self, seen: Seen) -> None:
         """The ranks of the attempt run here, if its roster names this node."""
@@ -250,6 +270,36 @@ class Agent:
         if not self._busy:
             self.heartbeat.end()
 
+    def _ship_logs(self) -> None:
+        """Once an attempt: the end of what its ranks printed is on its way to the bucket, and looked at once more."""
+        if self.logs is None or self.attempt is None or self._shipped == self.attempt.number:
+            return
+        self._shipped = self.attempt.number
+        self._following.poke()
+        self.logs.ship(self.attempt.spec.prefix, self.attempt.number, self.attempt.log_tails())
+
+    def _follow(self) -> float:
+        if self._follower and self.attempt:
+            self.attempt.follow(self._follower)
+        return self.tools.pace.follow_s
+
+    def _look_whether_fit(self) -> None:
+        """Once after each attempt; a node that is not fit says so at once, and then in place of checking in."""
+        if self.attempt is None or self._looked_after == self._ran:
+            return
+        self._looked_after = self._ran
+        tools = self.tools
+        self._unfit = unfit(
+            root=tools.settings.root,
+            pids=self.attempt.pids,
+            gpus=tools.gpu_figures(),
+            kernel=tools.kernel.lines(),
+            clock_offset_s=tools.clock_offset_s(),
+        )
+        if self._unfit:
+            tools.journal.note("unfit", reason=self._unfit)
+            self._say(Unfit, attempt=self._ran, reason=self._unfit, host=tools.host.name)
+
     def _wait(self) -> None:
         level = self._level
         if level and level.action is Action.STOP and level.attempt == self._ran:
@@ -264,7 +314,16 @@ class Agent:
             return
         self._next_ready_at = now + self._ready_pause_s
         self._ready_pause_s = min(2 * self._ready_pause_s, self.tools.pace.ready_most_s)
-        me = self.identity
+        me, host = self.identity, self.tools.host
+        if self._unfit:
+            self._say(Unfit, attempt=self._heard[0], reason=self._unfit, host=host.name)
+            return
+        # Looked at once a wait: a figure that wavers would be news each time.
+        self._room = self._room or {
+            "disk_free_bytes": disk_free_bytes(self.tools.settings.root),
+            "memory_free_bytes": memory_free_bytes(),
+            "clock_offset_s": round(self.tools.clock_offset_s(), 1),
+        }
         self._say(
             Ready,
             attempt=self._heard[0],
@@ -275,6 +334,12 @@ class Agent:
             zone=me.zone,
             gpus=me.gpus,
             efa_devices=me.efa_devices,
+            driver=host.driver,
+            placement_group=host.placement_group,
+            host=host.name,
+            efa_provider=host.efa_provider,
+            **self._room,
+            topology=tuple(map(str, host.gpus)) or None,
         )
 
     def _say(self, kind: type[Report], **fields: object) -> None:

@@ -6,16 +6,23 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 from agent.cloud import Bucket, SecretStores
 from agent.commit import Committed, Committer
+from agent.environment import environment_for
 from agent.fetch import Fetch
+from agent.gpus import GpuFigures
+from agent.hang import HangWatch
+from agent.host import Host, disk_free_bytes, memory_free_bytes
 from agent.hygiene import end_marked
 from agent.journal import Journal
+from agent.kernel import KernelLog
+from agent.logs import Follower, tails
+from agent.network import carrier, silent_peers
 from agent.orders import Seen
 from agent.ranks import Crash, Ranks, Seats, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
@@ -27,13 +34,14 @@ from job_contract.node_files import (
     Control,
     ControlKind,
     JobFile,
+    NetworkCheck,
     Outcome,
     RankProgress,
     read_message,
     write_message,
 )
 from job_contract.orders import Roster
-from job_contract.reports import CheckpointSaved, Failed, Finished, Progress, Report, Started
+from job_contract.reports import CheckpointSaved, Failed, Finished, NetworkChecked, Progress, Report, Started
 from job_contract.spec import DataSpec
 
 T = TypeVar("T")
@@ -43,6 +51,8 @@ STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
 RECORDS = ("metrics.jsonl", "evaluations.jsonl", "events.jsonl", "logs", "outcome")
 PAST_ATTEMPTS = 5
+# So many lines of the kernel go with the rank's own: they tell a broken GPU, and who was killed for memory.
+KERNEL_LINES = 8
 
 NOTHING_TO_SAVE = "stopped as ordered before a step was finished: there was nothing to save"
 
@@ -63,11 +73,18 @@ class Tools:
     settings: Settings
     pace: Pace
     interface: str
+    instance_type: str
+    gpus: int
+    efas: int
     bucket: Bucket
     journal: Journal
     say: Callable[..., None]
     secrets: SecretStores
     clock: Callable[[], float] = time.time
+    host: Host = field(default_factory=Host)
+    clock_offset_s: Callable[[], float] = lambda: 0.0
+    kernel: KernelLog = field(default_factory=lambda: KernelLog(tuple))
+    gpu_figures: Callable[[], tuple[GpuFigures, ...]] = tuple
 
 
 class Attempt:
@@ -80,6 +97,7 @@ class Attempt:
         self._tools, self._run_dir, self._journal = tools, tools.settings.run_dir, tools.journal
         self._seats = Seats.of(seen.spec, roster, node_rank, tools.interface)
         self._stops: set[int] = set()
+        self._early: set[int] = set()
         self._outcome: Outcome | None = None
         self._saved: dict[str, Committed] = {}
         self._said_final: set[str] = set()
@@ -89,7 +107,9 @@ class Attempt:
         self._bad_since: float | None = None
         self._started = False
         self._secrets: dict[str, str] = {}
-        self._next_look_at = self._next_progress_at = 0.0
+        self._next_look_at = self._next_progress_at = self._next_hang_look_at = 0.0
+        self._network_said = False
+        self._watch = HangWatch(self._run_dir, grace_s=tools.pace.hang_grace_s, clock=tools.clock)
         self._prepare(seen)
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
         evaluation = self.spec.training.evaluation
@@ -106,11 +126,47 @@ class Attempt:
         command = image.command if image and image.command else self._tools.settings.command
         self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
         variables = {**(self.spec.environment or {}), **self._secrets}
+        self._tools.kernel.mark()
         free_port()
         self.ranks = Ranks(
-            command, self._seats, run_dir=self._run_dir, root=self._tools.settings.root, variables=variables
+            command,
+            self._seats,
+            run_dir=self._run_dir,
+            root=self._tools.settings.root,
+            variables=variables,
+            machine=self._machine(),
+            host=self._tools.host,
         )
         self._journal.note("ranks_started", attempt=self.number, node_rank=self.node_rank, pids=self.ranks.pids())
+
+    def _machine(self) -> dict[str, str]:
+        """Return the variables that this machine's type calls for; the journal has the reasons."""
+        tools, leader = self._tools, self.roster.leader
+        settings = environment_for(
+            tools.instance_type,
+            gpus=tools.gpus,
+            efas=tools.efas,
+            nodes=len(self.roster.nodes),
+            interface=tools.interface,
+            logs=self._run_dir / "logs",
+            leader=f"{leader.ip}:{leader.port}",
+            node_rank=self.node_rank,
+        )
+        self._journal.note("environment", **{name: f"{value} ({why})" for name, (value, why) in settings.items()})
+        return {name: value for name, (value, _) in settings.items()}
+
+    def log_tails(self) -> dict[str, bytes]:
+        """Return the end of each rank's log by file name, without the values of secrets."""
+        return tails(self._run_dir / "logs", self._secrets)
+
+    def follow(self, follower: Follower) -> None:
+        """What the ranks printed since the last call is sent."""
+        follower.look(self.roster.job, self.number, self._run_dir / "logs", self._secrets)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the ranks' process ids, also when they have ended."""
+        return tuple(self.ranks.pids().values()) if hasattr(self, "ranks") else ()
 
     @property
     def busy(self) -> bool:
@@ -131,6 +187,8 @@ class Attempt:
             self._stops.add(self.control.generation)
             if self.state is State.RUNNING:
                 self.state = State.DRAINING
+        else:
+            self._early.add(self.control.generation)
 
     def raise_generation(self, generation: int) -> None:
         """A checkpoint that this node starts by itself carries the newest generation that it has seen."""
@@ -142,10 +200,20 @@ class Attempt:
         while not self.saves.results.empty():
             self._take(self.saves.results.get())
         if self.state in (State.RUNNING, State.DRAINING):
+            self._look_at_network()
             self._look_at_progress()
             self._look_at_ranks()
+            self._look_for_hang()
         elif self.state is State.UPLOADING:
             self._settle_outcome()
+
+    def abandon(self) -> None:
+        """The supervisor has given the attempt up: no rank runs any more, saves on disk may still be committed."""
+        if self.state in (State.RUNNING, State.DRAINING):
+            self._journal.note("attempt_given_up", attempt=self.number)
+            self._tell_withheld()
+            self._end_ranks()
+            self.state = State.OVER
 
     def leave(self) -> None:
         """Nothing of the attempt runs on this node; saves that were not committed are given up."""
@@ -259,7 +327,41 @@ class Attempt:
                 loss=progress.loss,
                 tokens_per_s=progress.tokens_per_s,
                 state=progress.state,
+                step_ms=progress.step_ms,
+                data_wait_ms=progress.data_wait_ms,
+                comm_ms=progress.comm_ms,
+                node_ms=progress.node_ms,
+                mfu=progress.mfu,
+                gpus=tuple(map(str, self._tools.gpu_figures())) or None,
+                disk_free_bytes=disk_free_bytes(self._run_dir),
+                memory_free_bytes=memory_free_bytes(),
             )
+
+    def _look_at_network(self) -> None:
+        """A gang of several nodes tells once what carried its first collective."""
+        if self._network_said or len(self.roster.nodes) < 2:
+            return
+        check = self._read(self._run_dir / "network.json", NetworkCheck)
+        if check is None:
+            return
+        self._network_said = True
+        self._say(
+            NetworkChecked,
+            provider=carrier(check.backend, self._run_dir / "logs"),
+            seconds=check.seconds,
+            # What gloo reaches over TCP is judged by nobody.
+            bandwidth_gbps=check.bandwidth_gbps if check.backend == "nccl" else None,
+        )
+
+    def _look_for_hang(self) -> None:
+        now = self._tools.clock()
+        if now < self._next_hang_look_at or self.state not in (State.RUNNING, State.DRAINING):
+            return
+        self._next_hang_look_at = now + self._tools.pace.progress_look_s
+        hang = self._watch.look(self.ranks.pids())
+        if hang is not None:
+            self.ranks.dump_stacks(within_s=self._tools.pace.stacks_s)
+            self._fail(Crash(failure="hang", reason=hang.reason, rank=hang.pulse.rank))
 
     def _say_started(self, progress: RankProgress) -> None:
         self._say(
@@ -316,7 +418,10 @@ class Attempt:
         damaged = next((shards.damaged for shards in self._shards if shards.damaged), None)
         if damaged and crash.failure == "user_error":
             crash = replace(crash, reason=f"data: {damaged.file}: {damaged.reason}")
-        self._end_ranks()
+        tail = without(self.ranks.log_tail(crash.rank), self._secrets)
+        if crash.failure == "network":
+            peers = silent_peers(tail, self.roster, self.node_rank) or ("a node that it does not name",)
+            crash = replace(crash, reason=f"{crash.reason}: no way to {', '.join(peers)}")
         self._journal.note("outcome", outcome="failed", failure=crash.failure, reason=crash.reason)
         self._tell_withheld()
         self._say(
@@ -325,8 +430,10 @@ class Attempt:
             reason=crash.reason,
             exit_code=crash.exit_code,
             rank=crash.rank,
-            log_tail=without(self.ranks.log_tail(crash.rank), self._secrets),
+            log_tail="\n".join([tail, *self._tools.kernel.lines()[-KERNEL_LINES:]]).strip(),
         )
+        # Last, so that the cause is on its way before the peers see their connections close, and tell of that.
+        self._end_ranks()
         self.state = State.OVER
 
     def _end_ranks(self) -> None:
@@ -357,7 +464,10 @@ class Attempt:
 
     def _is_final(self, committed: Committed) -> bool:
         manifest = committed.manifest
-        return manifest.final or manifest.answers_generation in self._stops or self._answers_stop(manifest.save)
+        # A stop that this node orders by itself has the generation of the order before it, which may be an early save:
+        # then only the ranks' outcome says which of the two they stopped after.
+        answers_stop = manifest.answers_generation in self._stops - self._early
+        return manifest.final or answers_stop or self._answers_stop(manifest.save)
 
     def _answers_stop(self, save: str) -> bool:
         """Return whether the ranks are known to have stopped after this save."""
@@ -436,6 +546,7 @@ class Attempt:
             parent=manifest.parent,
             loss=self._progress.loss if self._progress else None,
             tokens_per_s=self._progress.tokens_per_s if self._progress else None,
+            node_ms=self._progress.node_ms if self._progress else None,
         )
 
     def _over(self, kind: type[Report], **fields: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,11 @@ class SecretStores:
         return self._session.client("ssm", config=_CONFIG)
 
 
+def logs_client(region: str) -> Any:
+    """Return a client of CloudWatch Logs."""
+    return boto3.session.Session(region_name=region).client("logs", config=_CONFIG)
+
+
 def error_code(error: Exception) -> str:
     """Return AWS's error code, the exception's name where AWS did not answer."""
     if isinstance(error, ClientError):
@@ -87,7 +94,12 @@ def error_code(error: Exception) -> str:
 
 
 class OrdersTable:
-    """Strong reads of the orders table."""
+    """Strong reads of the orders table. Every answer carries AWS's time: `clock_offset_s` is by how much ours is ahead.
+
+    The header counts whole seconds, so the offset is good to about half a second; 0 until there was an answer.
+    """
+
+    clock_offset_s = 0.0
 
     def __init__(self, dynamodb: Any, table: str) -> None:
         self._dynamodb, self._table = dynamodb, table
@@ -95,9 +107,27 @@ class OrdersTable:
 
     def read(self, key: str) -> dict[str, Any] | None:
         """Return the item's attributes, None when there is no item."""
+        asked_at = time.time()
         answer = self._dynamodb.get_item(TableName=self._table, Key={"key": {"S": key}}, ConsistentRead=True)
+        self.clock_offset_s = offset_of(answer, asked_at, time.time(), self.clock_offset_s)
         item = answer.get("Item")
         return item and {name: self._deserializer.deserialize(value) for name, value in item.items()}
+
+
+def offset_of(answer: Mapping[str, Any], asked_at: float, answered_at: float, before: float) -> float:
+    """Return the seconds that our clock is ahead of the one in the answer's Date; `before` when it does not tell.
+
+    An answer that took long, retries included, says too little of when it was dated.
+    """
+    header = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    if not header or answered_at - asked_at > 1.0:
+        return before
+    try:
+        dated_at = parsedate_to_datetime(header).timestamp()
+    except ValueError:
+        return before
+    ahead = answered_at - (dated_at + 0.5)
+    return 0.0 if abs(ahead) <= 0.5 else ahead
 
 
 @dataclass(frozen=True)

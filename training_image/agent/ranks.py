@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import child
+from agent.host import Host
 from agent.hygiene import ATTEMPT_MARKER, NODE_MARKER, end_marked
 from job_contract.node_files import EXIT_CODES
 from job_contract.orders import Roster
@@ -60,16 +61,23 @@ class Seats:
 
 
 def rank_environment(
-    base: Mapping[str, str], seats: Seats, rank: int, root: Path, variables: Mapping[str, str] | None = None
+    base: Mapping[str, str],
+    seats: Seats,
+    rank: int,
+    root: Path,
+    variables: Mapping[str, str] | None = None,
+    machine: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the environment of one rank. Nothing of AWS is in it: the trainer never talks to AWS.
 
-    The job's own `variables` stand over the node's and under the agent's, and no shell ever reads them.
+    The job's own `variables` stand over the node's and over what its `machine` calls for, and under the agent's; no
+    shell ever reads them.
     """
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **{name: value for name, value in base.items() if not name.startswith("AWS_")},
+        **(machine or {}),
         **(variables or {}),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - seats.ranks[0]),
@@ -94,6 +102,8 @@ class Ranks:
         run_dir: Path,
         root: Path,
         variables: Mapping[str, str] | None = None,
+        machine: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> None:
         # The parent-death signal fires when the forking thread ends, so only the thread that lives longest may fork.
         assert threading.current_thread() is threading.main_thread()
@@ -101,13 +111,14 @@ class Ranks:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in seats.ranks:
-            environment = rank_environment(os.environ, seats, rank, root, variables)
-            self._processes[rank] = self._start(command, environment, rank, run_dir)
+            environment = rank_environment(os.environ, seats, rank, root, variables, machine)
+            cpus = host.cpus_of(rank - seats.ranks[0]) if host else ""
+            self._processes[rank] = self._start(command, environment, rank, run_dir, cpus)
 
     def _start(
-        self, command: Sequence[str], environment: dict[str, str], rank: int, run_dir: Path
+        self, command: Sequence[str], environment: dict[str, str], rank: int, run_dir: Path, cpus: str
     ) -> subprocess.Popen[bytes]:
-        launcher = [sys.executable, "-I", "-S", child.__file__, str(os.getpid())]
+        launcher = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), cpus]
         with (self._logs / f"rank-{rank}.log").open("ab") as log:
             return subprocess.Popen(
                 [*launcher, *command, str(run_dir)],
@@ -146,6 +157,12 @@ class Ranks:
             return ""
         return "\n".join(raw.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
+    def dump_stacks(self, *, within_s: float) -> None:
+        """Each rank that can has written the stacks of its threads to its log; a stopped one goes on to do so."""
+        self._signal(signal.SIGUSR1)
+        self._signal(signal.SIGCONT)
+        time.sleep(within_s)
+
     def _signal(self, number: int) -> None:
         for process in self._processes.values():
             if process.poll() is None:
@@ -159,7 +176,7 @@ class Crash:
     failure: str
     reason: str
     rank: int
-    exit_code: int
+    exit_code: int | None = None
 
 
 def worst(codes: Mapping[int, int | None]) -> Crash | None:

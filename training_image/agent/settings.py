@@ -19,6 +19,7 @@ class Settings:
     bucket: str
     root: Path
     corpus_dir: Path
+    log_group: str = ""
     command: tuple[str, ...] = (sys.executable, "-m", "trainer")
 
     @property
@@ -45,6 +46,7 @@ class Settings:
             bucket=environment["HOLDFAST_BUCKET"],
             root=root,
             corpus_dir=Path(environment.get("HOLDFAST_CORPUS_DIR", root / "corpus")),
+            log_group=environment.get("HOLDFAST_LOG_GROUP", ""),
         )
 
 
@@ -72,5 +74,8 @@ class Pace:
     downloads: int = 4
     rank_end_s: float = 1.0
     exits_settle_s: float = 0.5
+    hang_grace_s: float = 3.0
+    stacks_s: float = 0.3
     flush_s: float = 2.0
+    follow_s: float = 10.0
     faults_in_a_row: int = 50

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -14,6 +16,8 @@ from trainer.parent import die_with_parent, parent_is
 def main(arguments: list[str]) -> int:
     """Train as `<run_dir>/job.json` says; return the exit code that the agent reads."""
     die_with_parent()
+    # The agent asks a rank that hangs for its stacks; they go to the rank's log.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     if len(arguments) != 1:
         print("usage: python -m trainer <run_dir>", file=sys.stderr)
         return 2
@@ -31,6 +35,9 @@ def main(arguments: list[str]) -> int:
 
 def _train(run_dir: Path, job: JobFile) -> int:
     # torch takes seconds to import; the signal above must be set before, and OMP_NUM_THREADS is read at its import.
+    from trainer.pulse import Pulse
+
+    Pulse(run_dir, int(os.environ["RANK"])).beat("starting")
     from trainer.endings import Ending, exit_code_of
     from trainer.train import train
 

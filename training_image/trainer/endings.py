@@ -40,6 +40,12 @@ class Diverged(Ending):
     name = "diverged"
 
 
+class NetworkFailed(Ending):
+    """The ranks did not reach each other when they started."""
+
+    name = "network"
+
+
 class UserError(Ending):
     """The spec asks for what cannot be done, or does not fit the save it is resumed from."""
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Config
 from trainer.endings import UserError
 from trainer.model import Decoder, initial_value
+from trainer.timing import StepTimes, time_sharding
 
 START_TIMEOUT = timedelta(seconds=300)
 STEP_TIMEOUT = timedelta(seconds=90)
@@ -83,6 +84,7 @@ class Learner:
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
+        self.times = StepTimes(ranks.device)
         with torch.device("meta"):
             self.model = Decoder(config.model, config.training.sequence_length)
         bf16 = config.training.precision == "bf16" or (
@@ -93,6 +95,11 @@ class Learner:
         self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self.optimizer = self._adamw()
         self.reset()
+
+    @property
+    def multiplying(self) -> int:
+        """Return the number of parameters that multiply something: all but the embedding's."""
+        return sum(one.numel() for name, one in self.parameters.items() if not name.startswith("embedding."))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name, equal in both parallel modes; AdamW's step counters are left out."""
@@ -160,7 +167,7 @@ class Learner:
         net = DistributedDataParallel(
             self.model, device_ids=[self.ranks.device.index] if on_gpu else None, init_sync=False
         )
-        net.register_comm_hook(None, _sum_gradients)
+        net.register_comm_hook(self.times, _sum_gradients)
         return net
 
     def _sharded(self) -> nn.Module:
@@ -172,6 +179,8 @@ class Learner:
             sharded.set_force_sum_reduction_for_comms(True)
             sharded.set_gradient_divide_factor(1.0)
         self._materialize()
+        if self.ranks.device.type == "cpu":
+            time_sharding(self.times)
         return self.model
 
     def _materialize(self) -> None:
@@ -188,6 +197,8 @@ class Learner:
         return torch.optim.AdamW(groups, lr=self.config.training.learning_rate, betas=BETAS, fused=True)
 
 
-def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_gradients(times: StepTimes, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    if bucket.is_last():
+        times.handed_over()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

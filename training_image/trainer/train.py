@@ -22,8 +22,11 @@ from trainer.control import Agreement, ControlFile, Order
 from trainer.endings import Diverged
 from trainer.evaluation import Evaluation
 from trainer.feed import Feed
+from trainer.flops import flops_per_token, mfu, peak_of
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
+from trainer.preflight import check_network, reachable
+from trainer.pulse import Pulse
 from trainer.restore import OrderedMeanwhile, Restore
 
 # DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
@@ -49,6 +52,9 @@ class Run:
     learner: Learner
     saves: Saves
     restore: Restore
+    pulse: Pulse
+    per_token: float
+    peak: float | None
     step: int = 0
     loss: float = 0.0
     non_finite_steps: int = 0
@@ -65,7 +71,10 @@ class Run:
 def train(run_dir: Path, job: JobFile) -> None:
     """The job is trained to its last step, or stopped as ordered, and the outcome is written. Raises an Ending else."""
     config = config_of(job.spec)
-    ranks = join()
+    with reachable():
+        ranks = join()
+        if ranks.world_size > 1:
+            check_network(ranks, run_dir)
     run = prepare(run_dir, job, config, ranks)
     warm_up(run)
     try:
@@ -87,18 +96,22 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
     feed = Feed(run_dir, Path(job.corpus_dir), config.training.data.index_sha256, batches, ranks.rank)
     ranks.require_same("config_hash", config.hash)
     ranks.require_same("corpus_digest", feed.digest)
+    learner = Learner(config, ranks)
     return Run(
         config=config,
         ranks=ranks,
         journal=journal,
         control=control,
-        agreement=Agreement(control, ranks.flags, job.nodes),
+        agreement=Agreement(control, ranks.flags, job.nodes, job.node_rank),
         batches=batches,
         feed=feed,
         evaluation=Evaluation.of(config, run_dir, ranks),
-        learner=Learner(config, ranks),
+        learner=learner,
         saves=Saves(run_dir, job, config, feed.digest, ranks, journal),
         restore=Restore(run_dir, job, config, feed.digest, ranks, control),
+        pulse=Pulse(run_dir, ranks.rank),
+        per_token=flops_per_token(learner.multiplying, config.model, config.training.sequence_length),
+        peak=peak_of(torch.cuda.get_device_name(ranks.device)) if ranks.device.type == "cuda" else None,
     )
 
 
@@ -179,13 +192,13 @@ def evaluate(run: Run) -> Order | None:
     """The loss on the evaluation set is written down; or the ranks agreed on an order, and it will be taken anew."""
     evaluation = run.evaluation
     assert evaluation is not None
-    show(run, "evaluating")
     started = time.perf_counter()
     sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.device)
     run.learner.net.eval()
     try:
         number = 0
         while not evaluation.is_whole(number):
+            show(run, "evaluating")
             order = run.agreement.now(data_lacking=evaluation.feed.lacks(number))
             if order is not None:
                 return order
@@ -224,24 +237,29 @@ def token_losses(run: Run, batch: data.MicroBatch) -> Tensor:
 
 def one_step(run: Run) -> Order | None:
     """One optimizer step is finished; or the ranks agreed on an order, and the state is that of the step before."""
-    started = time.perf_counter()
+    started, times = time.perf_counter(), run.learner.times
     loss_sum = torch.zeros((), dtype=torch.float64, device=run.ranks.device)
     targets = targets_of_all(run)
     for micro in range(run.batches.micro_steps):
         last = micro == run.batches.micro_steps - 1
         # One step ahead, so that no step waits for an answer of its own.
         lacking = last and run.step + 1 < run.config.training.steps and run.feed.lacks(run.step + 1)
-        run.agreement.start(save_due=interval_is_over(run), data_lacking=lacking)
+        run.agreement.start(save_due=interval_is_over(run), own_ms=times.own_ms, data_lacking=lacking)
         seed_dropout(run, micro)
-        loss_sum += backward(run, read(run, micro), targets, last=last)
-        order = run.agreement.finish()
+        with times.loading():
+            batch = read(run, micro)
+        loss_sum += backward(run, batch, targets, last=last)
+        times.arrived()
+        with times.waiting():
+            order = run.agreement.finish()
         if order is not None:
             run.learner.optimizer.zero_grad()
             return order
     norm = run.learner.clip()
     learning_rate = run.config.learning_rate(run.step)
     run.learner.update(learning_rate)
-    dist.all_reduce(loss_sum)
+    with times.waiting():
+        dist.all_reduce(loss_sum)
     record(run, float(loss_sum) / targets, norm, learning_rate, time.perf_counter() - started)
     return None
 
@@ -282,6 +300,7 @@ def record(run: Run, loss: float, norm: float, learning_rate: float, seconds: fl
     run.step += 1
     run.new_steps += 1
     run.step_seconds.append(seconds)
+    run.learner.times.finish(seconds)
     finite = isfinite(loss) and isfinite(norm)
     run.non_finite_steps = 0 if finite else run.non_finite_steps + 1
     run.loss = loss if finite else run.loss
@@ -320,6 +339,8 @@ def save_is_due(run: Run) -> bool:
 
 def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
     """Return the save of the last finished step, or the newest finite one, and whether it had been there before."""
+    # A save that is still being written may be waited for, which is no step.
+    run.pulse.beat("saving", step=run.step)
     existing = run.saves.existing(run.step)
     if existing or not run.step or run.non_finite_steps:
         newest = existing or run.saves.newest_name
@@ -358,6 +379,7 @@ def end_before_the_first_step(run: Run, job: JobFile) -> Outcome:
 def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> Outcome:
     """Return the outcome; the progress shows where it ended."""
     show(run, outcome if outcome == "finished" else "running", always=True)
+    run.pulse.beat("ending", step=run.step)
     return Outcome(
         outcome=outcome,
         step=run.step,
@@ -370,14 +392,17 @@ def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> 
 
 
 def show(run: Run, state: str, *, always: bool = False) -> None:
-    """progress.json says where the run stands."""
+    """progress.json says where the run stands, and this rank's pulse what it is at."""
+    run.pulse.beat(state, step=run.step, slowest_s=max(run.step_seconds, default=None))
     seconds = sum(run.step_seconds)
     tokens = run.config.tokens_per_step * len(run.step_seconds)
+    tokens_per_s = tokens / seconds if seconds else 0.0
+    times = run.learner.times
     run.journal.progress(
         RankProgress(
             step=run.step,
             loss=run.loss,
-            tokens_per_s=tokens / seconds if seconds else 0.0,
+            tokens_per_s=tokens_per_s,
             state=state,
             world_size=run.ranks.world_size,
             started=run.new_steps > 0,
@@ -386,6 +411,11 @@ def show(run: Run, state: str, *, always: bool = False) -> None:
             answered_generation=run.answered_generation or None,
             newest_save=run.saves.newest_name,
             evaluation_loss=run.evaluation_loss,
+            step_ms=times.step_ms,
+            data_wait_ms=times.data_wait_ms,
+            comm_ms=times.comm_ms,
+            node_ms=run.agreement.node_ms if all(run.agreement.node_ms) else None,
+            mfu=mfu(tokens_per_s, run.per_token, run.ranks.world_size, run.peak),
         ),
         always=always,
     )

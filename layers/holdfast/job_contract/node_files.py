@@ -11,6 +11,8 @@
     saves/<save>/<files>         rank -> agent: the data files of a save
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
     progress.json                global rank 0 -> agent: RankProgress
+    network.json                 first rank of the node -> agent, once: NetworkCheck
+    pulse/rank-<r>.json          rank -> agent: RankPulse
     outcome/rank-<r>.json        rank -> agent: Outcome, the last thing a rank writes
     metrics.jsonl                global rank 0: one line an optimizer step
     evaluations.jsonl            global rank 0: one line an evaluation
@@ -44,6 +46,7 @@ EXIT_CODES = {
     72: "out_of_memory",
     73: "peer_lost",
     74: "user_error",
+    75: "network",
 }
 
 
@@ -144,7 +147,7 @@ class RankProgress:
     `started` once the first new optimizer step is done.
 
     `answered_generation` is the last order that the ranks have carried out, `newest_save` the save that answers it: a
-    `checkpoint` order that finds its step already saved shows here only.
+    `checkpoint` order that finds its step already saved shows here only. The last five as in the report of this name.
     """
 
     step: int
@@ -157,7 +160,35 @@ class RankProgress:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int | None = None
     newest_save: str | None = None
+    step_ms: float | None = None
+    data_wait_ms: float | None = None
+    comm_ms: float | None = None
+    node_ms: tuple[float, ...] | None = None
+    mfu: float | None = None
     evaluation_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCheck:
+    """All ranks reached each other in one collective over `backend`; Gbit/s are what each node sent meanwhile."""
+
+    backend: str
+    world_size: int
+    seconds: float
+    bandwidth_gbps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPulse:
+    """What the rank is at: starting, warming_up, restoring, running, saving, evaluating, ending, or its own word.
+
+    It hangs when no other pulse has come `bound_s` seconds after this one. A rank that writes none is not watched.
+    """
+
+    rank: int
+    phase: str
+    step: int
+    bound_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ class Ready(Report):
 
     None = not known: the GPU driver's version, the cluster placement group, the sum of the EFA links, and a name of
     the hardware itself (such as a digest of its GPUs' serial numbers) that stays when the instance is gone.
+    `efa_provider` is empty where libfabric was asked and has none. `topology` is one line a GPU, in the order of
+    local ranks: PCI address, NUMA node, nearest CPUs, nearest EFA devices.
     """
 
     kind: ClassVar[str] = "ready"
@@ -46,6 +48,10 @@ class Ready(Report):
     placement_group: str | None = None
     bandwidth_gbps: float | None = None
     host: str | None = None
+    efa_provider: str | None = None
+    disk_free_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    topology: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,20 +95,35 @@ class Heard(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Report):
-    """Where training is; `tokens_per_s` is of the whole job."""
+    """Where training is; `tokens_per_s` is of the whole job. None = not known, as all below are on a CPU.
+
+    Milliseconds are means of a step over the last few: all of it, waiting for data, waiting for other ranks.
+    `node_ms` is each node's own time by node rank, without what it waited for others: the sum of a step's own parts,
+    or where a GPU hides them, a fixed piece of work; it compares the nodes of one report and nothing else. `mfu` is
+    (6 N + 12 L D T) x tokens/s / (ranks x peak), N parameters without the embedding, L layers, D width, T tokens a
+    sequence. `gpus` has one line a GPU of the reporting node.
+    """
 
     kind: ClassVar[str] = "progress"
     step: int
     loss: float
     tokens_per_s: float
     state: str = "running"
+    step_ms: float | None = None
+    data_wait_ms: float | None = None
+    comm_ms: float | None = None
+    node_ms: tuple[float, ...] | None = None
+    mfu: float | None = None
+    gpus: tuple[str, ...] | None = None
+    disk_free_bytes: int | None = None
+    memory_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Report):
     """The save is committed: manifest and head are in. `existing` = it already held the step, nothing was written.
 
-    From node rank 0 it is a progress report at once: `loss` and `tokens_per_s` as they were last.
+    From node rank 0 it is a progress report at once: `loss`, `tokens_per_s` and `node_ms` as they were last.
     """
 
     kind: ClassVar[str] = "checkpoint_saved"
@@ -116,6 +137,7 @@ class CheckpointSaved(Report):
     parent: SavePointer | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
+    node_ms: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +164,11 @@ class Failed(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Unfit(Report):
-    """The node should not take part in another attempt."""
+    """The node should not take part in another attempt; `host` as in Ready."""
 
     kind: ClassVar[str] = "unfit"
     reason: str
+    host: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +188,7 @@ FAILURES = (
     "peer_lost",
     "hardware",
     "hang",
+    "network",
     "out_of_memory",
     "diverged",
     "user_error",

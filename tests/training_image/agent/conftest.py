@@ -35,6 +35,8 @@ FAST = Pace(
     exits_settle_s=0.05,
     ready_s=0.05,
     orders_idle_s=0.0,
+    hang_grace_s=0.2,
+    stacks_s=0.1,
 )
 
 
@@ -164,6 +166,9 @@ class Node:
             settings=settings,
             pace=pace,
             interface="lo",
+            instance_type="c7i.large",
+            gpus=0,
+            efas=0,
             bucket=Bucket(s3, "bucket"),
             journal=Journal(root / "events.jsonl"),
             say=self._say,

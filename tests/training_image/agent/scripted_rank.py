@@ -1,11 +1,14 @@
 """A rank without torch that keeps the node files' contract: `scripted_rank.py <behaviour> <run_dir>`.
 
-Behaviours: train, exit:<code>, signal:<number>, mute (exit 0 without outcome), litter (train, with a detached child),
-existing:<save> (stopped at once, that save holds the step).
+Behaviours: train, pulse:<bound> (train, and say each step that the next comes within so many seconds), exit:<code>,
+signal:<number>, mute (exit 0 without outcome), litter (train, with a detached child), existing:<save> (stopped at once,
+that save holds the step).
 A file in the run directory makes a training rank act: `save` (periodic save), `finish`. Data is a function of the rank.
 """
 
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +23,7 @@ from job_contract.node_files import (
     Outcome,
     Provided,
     RankProgress,
+    RankPulse,
     RankSave,
     read_message,
     write_message,
@@ -33,6 +37,7 @@ class Rank:
         self.job = read_message(run_dir / "job.json", JobFile)
         self.step, self.number, self.answered, self.newest = 0, 0, 0, None
         self.restored, self.fell_back = None, ()
+        self.obeyed = (0, "")  # a stop after a checkpoint of the same generation is an order of its own
 
     def restore(self) -> None:
         save = self.job.resume_from
@@ -55,17 +60,21 @@ class Rank:
                 return answer
             time.sleep(0.01)
 
-    def train(self) -> None:
+    def train(self, bound_s: float = 0.0) -> None:
         self.restore()
         saves = 0
         while True:
             self.step += 1
             if self.rank == 0:
                 self.progress()
+            if bound_s:
+                pulse = RankPulse(rank=self.rank, phase="running", step=self.step, bound_s=bound_s)
+                write_message(self.run_dir / "pulse" / f"rank-{self.rank}.json", pulse)
             control = read_message(self.run_dir / "control.json", Control)
             if control.kind is ControlKind.STOP:
                 return self.end("aborted", None)
-            if control.kind is not ControlKind.NONE and control.generation > self.answered:
+            if control.kind is not ControlKind.NONE and (control.generation, control.kind) > self.obeyed:
+                self.obeyed = control.generation, control.kind
                 self.answered, saves = control.generation, saves + 1
                 name = self.save(saves, control.generation)
                 if control.kind is ControlKind.CHECKPOINT_STOP:
@@ -87,6 +96,10 @@ class Rank:
             started=True,
             restored=self.restored and self.restored.save,
             fell_back=self.fell_back,
+            step_ms=20.0,
+            data_wait_ms=1.0,
+            comm_ms=2.0,
+            node_ms=(18.0,),
         )
         write_message(self.run_dir / "progress.json", progress)
 
@@ -143,7 +156,8 @@ def main(behaviour: str, run_dir: Path) -> int:
         return 0
     if kind == "litter":
         subprocess.Popen(["sleep", "300"], start_new_session=True)
-    Rank(run_dir).train()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    Rank(run_dir).train(float(value) if kind == "pulse" else 0.0)
     return 0
 
 

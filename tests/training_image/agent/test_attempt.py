@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.gpus import GpuFigures
 from agent.hygiene import marked
 from agent.imds import Notice
 from agent.orders import Seen
@@ -16,6 +17,7 @@ from agent.threads import guarded
 from job_contract.checkpoint_layout import head_key, manifest_key, open_head, read_manifest
 from job_contract.node_files import Control, ControlKind, JobFile, read_message
 from job_contract.orders import ResumeFrom
+from job_contract.reports import encode_report
 
 
 def control_of(node):
@@ -81,6 +83,32 @@ def test_started_and_progress_come_from_node_rank_0(start_node, play):
     started(node, play)
     node.wait_for("progress")
     assert [(report.step, report.restored) for report in node.heard("started")] == [(0, None)]
+
+
+def test_progress_carries_what_the_ranks_measured_and_what_the_node_has_left(start_node, play):
+    node = start_node()
+    figure = GpuFigures(
+        address="00000000:53:00.0",
+        utilization_percent=97,
+        memory_used_bytes=10**10,
+        memory_bytes=8 * 10**10,
+        power_w=640.0,
+        temperature_c=55,
+    )
+    node.agent.tools = replace(node.agent.tools, gpu_figures=lambda: (figure,) * 8)
+    started(node, play)
+    told = node.wait_for("progress")
+    assert (told.step_ms, told.data_wait_ms, told.comm_ms, told.node_ms, told.mfu) == (20.0, 1.0, 2.0, (18.0,), None)
+    assert told.gpus[0] == "00000000:53:00.0 97 % 10.0 of 80.0 GB 640 W 55 C"
+    assert min(told.disk_free_bytes, told.memory_free_bytes) > 0
+
+
+def test_progress_of_a_gang_of_256_nodes_stays_under_four_kilobytes(start_node, play):
+    node = start_node()
+    started(node, play)
+    told = node.wait_for("progress")
+    large = replace(told, node_ms=(1234.567,) * 256, gpus=("00000000:53:00.0 97 % 170.0 of 192.0 GB 1000 W 55 C",) * 8)
+    assert len(json.dumps(encode_report(large))) < 4096
 
 
 def test_an_ordered_checkpoint_stop_ends_in_a_final_save_and_the_node_waits(start_node, play, s3):
@@ -174,6 +202,22 @@ def test_a_notice_starts_the_checkpoint_alone_and_the_order_only_raises_its_gene
     assert [report.generation for report in node.heard("heard")] == [6]
     assert node.wait_for("checkpoint_saved").final
     assert len(node.heard("notice_seen")) == 1
+
+
+def test_an_early_save_that_meets_a_stop_of_its_own_generation_is_not_taken_for_the_final_one(start_node, play, s3):
+    """A notice seen by the node itself stops the ranks under the generation of the order before it."""
+    node = start_node()
+    started(node, play)
+    for _ in range(3):
+        s3.fail("put", "manifest.json", "InternalError", 500)
+    node.orders.value = play.seen("checkpoint", 4)
+    play.until(lambda: list(node.run_dir.glob("saves/*/rank-0.json")), node)
+    node.notices.value = Notice(action="terminate", deadline_at=9e9)
+    play.until(lambda: node.agent.state == "waiting", node)
+    told = node.heard("checkpoint_saved")
+    early, last = sorted({report.save for report in told})
+    assert [report.save for report in told if report.final] == [last]
+    assert early in [report.save for report in told]
 
 
 def test_orders_of_an_older_attempt_and_repeated_ones_change_nothing(start_node, play):

@@ -186,6 +186,8 @@ def test_a_notice_alone_ends_in_a_committed_checkpoint_and_release_ends_the_agen
 ):
     ready = cloud.report("ready")
     assert (ready["instance"], ready["interface"]) == ("i-0", "lo")
+    assert min(ready["disk_free_bytes"], ready["memory_free_bytes"]) > 1 << 20
+    assert abs(ready["clock_offset_s"]) < 2
     training(cloud, play, tmp_path)
     ends_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
     metadata.documents["spot/instance-action"] = json.dumps({"action": "terminate", "time": ends_at})

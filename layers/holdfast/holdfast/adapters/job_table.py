@@ -377,7 +377,7 @@ class JobTable:
         told = {
             name: value
             for name, value in plain(node).items()
-            if name in ("ready", "step", "loss", "tokens_per_s", "reported_at", "step_at")
+            if name in ("ready", "step", "loss", "tokens_per_s", "reported_at", "step_at", "slow")
         }
         self.client.update_item(
             TableName=self.jobs,

@@ -6,11 +6,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from holdfast.application.notices import Fate, advised, maintenance, node_interrupted
+from holdfast.application.notices import (
+    Fate,
+    advised,
+    maintenance,
+    move_when_due,
+    node_interrupted,
+    swapped,
+    unfit,
+)
 from holdfast.application.ports import Ports
-from holdfast.application.quarantine import inspect, inspect_network
+from holdfast.application.quarantine import inspect, inspect_network, set_aside
 from holdfast.application.record import record
-from holdfast.domain import gate
+from holdfast.domain import gate, straggler
 from holdfast.domain.classify import Ended, refined
 from holdfast.domain.errors import Rejected
 from holdfast.domain.events import (
@@ -23,7 +31,7 @@ from holdfast.domain.events import (
     TrainingStarted,
 )
 from holdfast.domain.job import Job
-from holdfast.domain.notices import MAINTENANCE
+from holdfast.domain.notices import MAINTENANCE, may_swap
 from holdfast.domain.ownership import Node, Ownership, Ready
 from holdfast.domain.phase import Phase
 from holdfast.domain.records import replace
@@ -82,6 +90,9 @@ class NodeReports:
             placement_group=report.placement_group,
             bandwidth_gbps=report.bandwidth_gbps,
             host=report.host,
+            efa_provider=report.efa_provider,
+            disk_free_gb=_gb(report.disk_free_bytes),
+            memory_free_gb=_gb(report.memory_free_bytes),
         )
         if node.state is not Ownership.MEMBER or report.attempt != node.attempt:
             # A survivor repeats its old check-in until it has read the orders of the new attempt.
@@ -119,25 +130,44 @@ class NodeReports:
             self._record(problem, node.job)
 
     def _progress(self, report: reports.Progress, node: Node) -> None:
-        # In these states the ranks agree on orders all the time: that is no hang, however long they last.
-        moves = report.state in STEPLESS
-        told = {"loss": report.loss, "tokens_per_s": report.tokens_per_s}
-        self._stands(node, at=report.at, step=report.step, moves=moves, **told)
+        self._stands(report, node, step=report.step)
 
-    def _stands(
-        self, node: Node, *, at: float, step: int, loss: float | None, tokens_per_s: float, moves: bool = False
-    ) -> None:
-        step_at = at if moves or step != node.step else node.step_at
+    def _stands(self, report: reports.Progress | reports.CheckpointSaved, node: Node, *, step: int) -> None:
+        # In these states the ranks agree on orders all the time: that is no hang, however long they last.
+        moves = isinstance(report, reports.Progress) and report.state in STEPLESS
+        step_at = report.at if moves or step != node.step else node.step_at
+        # A report without a new step repeats the figures of the last one.
+        fresh = report.node_ms if step != node.step else None
+        slow = straggler.slow_nodes(fresh or ())
+        counts = straggler.counted(node.slow, report.attempt, slow, report.at) if fresh else node.slow
         self.ports.store.update_node(
             replace(
                 node,
                 step=step,
                 step_at=step_at,
-                loss=_number(loss),
-                tokens_per_s=_number(tokens_per_s),
-                reported_at=at,
+                loss=_number(report.loss),
+                tokens_per_s=_number(report.tokens_per_s),
+                reported_at=report.at,
+                slow=counts,
             )
         )
+        found = straggler.straggler(counts, slow, report.at)
+        if found is not None:
+            self._swap(found, report)
+
+    def _swap(self, found: straggler.Straggler, report: reports.Report) -> None:
+        """The machine is set aside, and left after the next save, unless the job has a move before it already."""
+        job = self.ports.store.load(report.job)
+        if job is None or job.roster_id is None or job.attempt != report.attempt or not may_swap(job):
+            return
+        roster = self.ports.store.roster(job.id, job.roster_id)
+        slowest = next((one.instance for one in roster.nodes if one.node_rank == found.node_rank), "") if roster else ""
+        node = self.ports.store.node(slowest) if slowest else None
+        if node is None:
+            return
+        cause = found.sentence(slowest)[:300]
+        set_aside(node.ready.host if node.ready else None, cause, self.ports)
+        swapped(node, self.ports, cause=cause)
 
     def _started(self, report: reports.Started, node: Node) -> None:
         fell_back = tuple(f"{miss.save} ({miss.file}: {miss.reason})" for miss in report.fell_back)
@@ -156,14 +186,16 @@ class NodeReports:
         pointer = SavePointer(save=report.save, manifest_sha256=report.manifest_sha256)
         # The save after the last step is not an answer to an order: the ranks that made it go on to say «finished».
         final = report.final and report.answers_generation > 0
-        self._record(
+        job = self._record(
             CheckpointSaved(at=report.at, attempt=report.attempt, pointer=pointer, parent=report.parent, final=final),
             report.job,
         )
         if report.tokens_per_s is not None:
             # The ranks may have told a later step while the save was uploaded.
-            step = max(report.step, node.step)
-            self._stands(node, at=report.at, step=step, loss=report.loss, tokens_per_s=report.tokens_per_s)
+            self._stands(report, node, step=max(report.step, node.step))
+        if not final:
+            # A move that waited for this save need not wait for the sweep as well.
+            move_when_due(job, self.ports)
 
     def _finished(self, report: reports.Finished, node: Node) -> None:
         self._record(TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job)
@@ -186,6 +218,10 @@ class NodeReports:
         else:
             self._machine_ends(report, node)
 
+    def _unfit(self, report: reports.Unfit, node: Node) -> None:
+        set_aside(report.host or (node.ready.host if node.ready else None), report.reason, self.ports)
+        unfit(report.instance, self.ports, cause=report.reason[:300])
+
     def _machine_ends(self, report: reports.NoticeSeen, node: Node) -> None:
         """About the machine, not about the attempt under which the node says it: it may be held, or in the next one."""
         if node.instance in self._told:
@@ -203,6 +239,10 @@ class NodeReports:
 def _number(value: float | None) -> float | None:
     """Return the value; None for NaN and infinity, which a diverging run reports and DynamoDB cannot hold."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _gb(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else size_bytes // 10**9
 
 
 def _ends_machine(report: reports.Report) -> TypeGuard[reports.NoticeSeen]:
@@ -229,5 +269,6 @@ TAKERS: Mapping[type[reports.Report], Callable[[NodeReports, Any, Node], None]] 
     reports.Finished: NodeReports._finished,
     reports.Failed: NodeReports._failed,
     reports.NoticeSeen: NodeReports._notice_seen,
+    reports.Unfit: NodeReports._unfit,
 }
-"""Kinds that change nothing here (unfit) are logged by the door."""
+"""Kinds that are not here change nothing, and are logged by the door."""

@@ -21,6 +21,7 @@ from holdfast.domain.events import (
 )
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import Node, Ownership
+from holdfast.domain.phase import Phase
 
 
 class Fate(StrEnum):
@@ -147,6 +148,43 @@ def _troubles_told(trouble: notices.Trouble, node: Node, job: Job, ports: Ports)
         yield _tell(lost, node, ports), words
     elif impaired_s >= notices.IMPAIRED_LEAVE_S and notices.trains(job):
         yield _degraded(trouble.instance, ports, words), words
+
+
+def unfit(instance: str, ports: Ports, *, cause: str) -> Told:
+    """The machine takes part in no further attempt: it is ended, and the others of its gang are kept where they can be.
+
+    With ranks at work on it, it is left when the next save is committed.
+    """
+    node = ports.store.node(instance)
+    if node is None:
+        return Told(instance=instance, fate=Fate.FOREIGN)
+    job = ports.store.load(node.job)
+    if job is None or node.state is Ownership.ENDING:
+        return Told(instance=instance, fate=Fate.EXPECTED)
+    now = ports.clock()
+    if node.state is Ownership.HELD or node.attempt != job.attempt or job.phase not in (Phase.LAUNCHING, Phase.RUNNING):
+        ports.store.mark_ending([instance], node.job, now)
+        return Told(instance=instance, fate=Fate.TAKEN, job=job)
+    if job.roster_id is not None:
+        return swapped(node, ports, cause=cause)
+    event = MoveDue(at=now, attempt=node.attempt, by_at=now, instance=instance, cause=f"{instance} is unfit: {cause}")
+    return _tell(event, node, ports)
+
+
+def swapped(node: Node, ports: Ports, *, cause: str) -> Told:
+    """Once the next save is committed the job leaves this machine alone, and another is bought in its place."""
+    now = ports.clock()
+    by_at = now + notices.DEGRADED_MOVE_S
+    event = MovePlanned(
+        at=now,
+        attempt=node.attempt,
+        instance=node.instance,
+        by_at=by_at,
+        after_save=True,
+        alone=True,
+        cause=cause,
+    )
+    return _tell(event, node, ports)
 
 
 def block_ends(reservation: str, ports: Ports, *, ends_at: float) -> list[Told]:

@@ -123,7 +123,7 @@ class Offers:
             reservation=candidate.reservation,
             reservation_kind=reservation.kind.value if reservation else "",
             image=this.image,
-            expected=expectation(machine, places, candidate.nodes),
+            expected=expectation(machine, places, candidate.nodes, image=this.image),
         )
 
     def _template(

@@ -42,6 +42,12 @@ def inspect_network(report: NetworkChecked, node: Node, intent: FleetIntent, por
     return _refused(found, [node], intent, ports)
 
 
+def set_aside(host: str | None, reason: str, ports: Ports) -> None:
+    """The machine under an instance is refused when it comes back, as far as it has a name."""
+    if host:
+        ports.store.quarantine(Quarantined(host=host, until=ports.clock() + QUARANTINE_S, reason=reason[:200]))
+
+
 def _refused(found: Finding | None, nodes: Sequence[Node], intent: FleetIntent, ports: Ports) -> GateRefused | None:
     if found is None:
         return None

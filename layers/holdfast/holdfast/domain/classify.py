@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from job_contract.xids import xids_in
+
 LINE_CHARACTERS = 240
 """So much of the matched line goes into the reason."""
 
@@ -56,37 +58,6 @@ STATE_REASONS: Mapping[str, tuple[str, str]] = {
     "Client.InvalidSnapshot.NotFound": ("supervisor", "the instance could not start: the image's snapshot is missing"),
 }
 """EC2's StateReason codes that tell a cause; a shutdown by a user or from inside tells none."""
-
-REPLACE_XIDS: Mapping[int, str] = {
-    48: "double-bit ECC error",
-    54: "auxiliary power is missing",
-    64: "row remapping failed",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    95: "uncontained memory error",
-    109: "context switch timed out",
-    110: "security fault",
-    119: "GPU system processor timed out",
-    120: "GPU system processor error",
-    136: "link training failed",
-    140: "unrecovered ECC error",
-    143: "GPU initialisation failed",
-    151: "key rotation error",
-    155: "NVLink software error",
-    156: "resource retirement",
-    158: "GPU fatal timeout",
-    165: "the driver asks for another GPU",
-    168: "the GPU needs a reboot",
-}
-"""The driver's errors after which a gang replaces the node: a reset or a reboot costs more than another machine."""
-
-PROGRAM_XIDS = frozenset({13, 31, 43, 45, 94, 126})
-"""Errors that a program causes on healthy hardware: the log says which, and the node is kept."""
-
-XID = re.compile(r"Xid \(PCI:[^)]*\):\s*(\d+)\b.*")
-NEEDS_REPLACING = re.compile(r"Node Reboot Required|GPU Reset Required", re.IGNORECASE)
-TOLD_BY_TEXT_XID = 154
-"""`GPU recovery action changed`: the text of the line says what the driver wants."""
 
 
 @dataclass(frozen=True)
@@ -289,13 +260,11 @@ def _by_state_reason(code: str) -> Verdict | None:
 
 
 def _by_xid(log: str) -> Verdict | None:
-    for found in XID.finditer(log):
-        number = int(found[1])
-        told = number == TOLD_BY_TEXT_XID and NEEDS_REPLACING.search(found[0])
-        if number in REPLACE_XIDS or told:
-            why = REPLACE_XIDS.get(number, "the driver wants a reset")
-            return Verdict(failure="hardware", reason=f"a GPU is broken, Xid {number} ({why})", line=_cut(found[0]))
-    return None
+    broken = next((found for found in xids_in(log.splitlines()) if found.replace), None)
+    if broken is None:
+        return None
+    reason = f"a GPU is broken, Xid {broken.number} ({broken.replace})"
+    return Verdict(failure="hardware", reason=reason, line=_cut(broken.line))
 
 
 def _by_text(text: str) -> Verdict | None:

@@ -237,15 +237,23 @@ class EarlySaveAdvised(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class MovePlanned(AttemptEvent):
-    """The machines must be left by `by_at`; `after_save`: as soon as one more save is committed."""
+    """The machines must be left by `by_at`; `after_save`: as soon as one more save is committed.
+
+    `alone`: only this machine is to be left, the others are kept for the next attempt.
+    """
 
     instance: str
     by_at: float
     after_save: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveDue(AttemptEvent):
-    """The time to leave the machines has come: save, stop, and go on elsewhere, all by `by_at`."""
+    """The time to leave the machines has come: save, stop, and go on elsewhere, all by `by_at`.
+
+    With `instance` that machine alone is left.
+    """
 
     by_at: float
+    instance: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,15 @@ QUARANTINE_S = 4 * 3600.0
 BAD_POOL_COOL_S = 300.0
 CLOCK_LIMIT_S = 2.0
 """Deadlines of notices and heartbeats are compared across nodes."""
+
+DRIVER_FLOOR = (525, 60, 13)
+"""Below it no CUDA 12 runs at all (NVIDIA's CUDA release notes, table of minor version compatibility)."""
+
+DRIVER_FLOORS = {"p6": (570, 86)}
+"""By family of instance types: the first branch of the driver that knows Blackwell GPUs."""
+
+DISK_FLOOR_GB = 2
+"""Less cannot hold the local copy of any checkpoint, nor the logs of the ranks."""
 
 BANDWIDTH_FLOOR = 0.5
 """A short all-reduce reaches more than half of what the cards of a type can carry."""
@@ -61,7 +71,10 @@ def judge(
         lambda: _groups(ready, expected),
         lambda: _gpus(ready, expected),
         lambda: _efas(ready, expected),
+        lambda: _providers(ready, expected),
+        lambda: _old_drivers(ready, expected),
         lambda: _drivers(ready),
+        lambda: _disks(ready),
         lambda: _links(ready, expected),
         lambda: _clocks(ready),
         # Last: a machine that repeats its first report is told the same again, not that it is in quarantine by now.
@@ -209,6 +222,65 @@ def _efas(ready: Sequence[Checked], expected: Expected | None) -> Finding | None
             failure="hardware",
         )
     return None
+
+
+def _providers(ready: Sequence[Checked], expected: Expected | None) -> Finding | None:
+    if expected is None or not expected.efas:
+        return None
+    without = [(node, facts) for node, facts in ready if facts.efa_provider not in (None, "efa")]
+    if not without:
+        return None
+    listed = ", ".join(f"{node.instance} has {facts.efa_provider or 'none'}" for node, facts in without[:5])
+    return Finding(
+        code="efa_provider",
+        sentence=f"libfabric must offer the provider efa, but {listed}; the image lacks the EFA installer's libfabric",
+        bad=_odd_ones(without, ready),
+        failure="hardware",
+    )
+
+
+def _old_drivers(ready: Sequence[Checked], expected: Expected | None) -> Finding | None:
+    old = [
+        (node, facts) for node, facts in ready if facts.driver and version(facts.driver) < driver_floor(facts, expected)
+    ]
+    if not old:
+        return None
+    listed = ", ".join(f"{node.instance} {facts.driver}" for node, facts in old[:5])
+    floor = ".".join(f"{number:02d}" for number in driver_floor(old[0][1], expected))
+    return Finding(
+        code="driver_old",
+        sentence=f"GPU drivers are too old: {listed}; {_of(ready)} needs {floor} or later: take a newer machine image",
+        bad=_odd_ones(old, ready),
+        failure="hardware",
+    )
+
+
+def driver_floor(facts: Ready, expected: Expected | None) -> tuple[int, ...]:
+    """Return the oldest driver that the node's type, and the stack's image where it is used, can do with."""
+    family = facts.instance_type.partition(".")[0].partition("-")[0]
+    return max(DRIVER_FLOORS.get(family, DRIVER_FLOOR), version(expected.driver) if expected else ())
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: 580.95.05 is (580, 95, 5)."""
+    return tuple(int(part) for part in re.match(r"[0-9.]{0,30}", text)[0].split(".") if part)  # type: ignore[index]
+
+
+def _disks(ready: Sequence[Checked]) -> Finding | None:
+    full = [(node, facts.disk_free_gb) for node, facts in ready if facts.disk_free_gb is not None]
+    full = [(node, free) for node, free in full if free is not None and free < DISK_FLOOR_GB]
+    if not full:
+        return None
+    listed = ", ".join(f"{node.instance} has {free} GB" for node, free in full[:5])
+    return Finding(
+        code="disk_full",
+        sentence=(
+            f"local disks are full: {listed} free, needed are {DISK_FLOOR_GB}; "
+            "mount the instance store, or give the volume more room"
+        ),
+        bad=tuple(node.instance for node, _ in full) if len(full) < len(ready) else (),
+        failure="hardware",
+    )
 
 
 def _drivers(ready: Sequence[Checked]) -> Finding | None:

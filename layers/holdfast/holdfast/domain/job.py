@@ -54,6 +54,8 @@ class Job:
     `held_until` for the next one. `branch` grows when a job is tried again from an earlier save. `node_usd_h` is the
     price of a node-hour of its last fleet as known at purchase, None = unknown; `counted_usd` is what closed intervals
     have cost, `held_from` when the one of held machines began (see cost.py). `limit` is the class of a limit it passed.
+    `leaving` are the only machines that a planned move leaves (none = all), `swaps` counts the moves that left a slow
+    or doubtful one.
     """
 
     id: str
@@ -110,6 +112,8 @@ class Job:
     advised_until_at: float | None = None
     move_by_at: float | None = None
     move_after_save_at: float | None = None
+    leaving: tuple[str, ...] = ()
+    swaps: int = 0
 
     step_at_attempt_start: int = 0
     fruitless: int = 0

@@ -37,6 +37,9 @@ SOONEST_MOVE_S = 120
 DEGRADED_MOVE_S = 3600
 """A machine with a failing disk is left by then, even when no further save is committed on it."""
 
+MOST_SWAPS = 2
+"""So often a job leaves one machine for being slow or doubtful: after that the cause is more likely the job itself."""
+
 BLOCK_TERMINATES_S = 1800
 """EC2 begins to terminate a Capacity Block's instances this long before the block ends; it warns 40 min before."""
 
@@ -113,6 +116,11 @@ def early_save_due(job: Job, now: float) -> bool:
     if not trains(job) or cooling(job, now) or job.advised_until_at is None or now >= job.advised_until_at:
         return False
     return job.saved is None or now - job.saved.at >= REBALANCE_COOL_DOWN_S
+
+
+def may_swap(job: Job) -> bool:
+    """True while the job may leave one of its machines: it trains, no move is planned, and it has not done so often."""
+    return trains(job) and job.move_by_at is None and job.swaps < MOST_SWAPS
 
 
 def move_due(job: Job, now: float) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from holdfast.domain.purchase import Purchase
+from holdfast.domain.straggler import Slow
 
 ORPHAN_GRACE_S = 600
 """Longer than any call that may still be writing the owner item."""
@@ -42,13 +43,16 @@ class Ready:
     placement_group: str | None = None
     bandwidth_gbps: float | None = None
     host: str | None = None
+    efa_provider: str | None = None
+    disk_free_gb: int | None = None
+    memory_free_gb: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """The owner item of one instance; `market` is where it was bought, as far as EC2 said.
 
-    `until` bounds a hold; `step_at` is when `step` was first reported.
+    `until` bounds a hold; `step_at` is when `step` was first reported. `slow` is what the leader's reports add up to.
     """
 
     instance: str
@@ -65,6 +69,7 @@ class Node:
     loss: float | None = None
     tokens_per_s: float | None = None
     reported_at: float | None = None
+    slow: tuple[Slow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ class Expected:
     gpus: int = 0
     efas: int = 0
     efa_gbps: float = 0.0
+    driver: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +124,15 @@ def cluster_group_wanted(candidate: Candidate, machine: MachineType, reservation
     return candidate.nodes > 1 and bool(machine.efas) and reservation is None
 
 
-def expectation(machine: MachineType, places: Sequence[Place], nodes: int) -> Expected:
-    """Return what the gate compares the nodes with; a single node needs no EFA."""
+STACK_IMAGE_DRIVER = "580.65.06"
+"""What CUDA 13 in the stack's own GPU image needs at least (NVIDIA's CUDA 13.0 release notes)."""
+
+
+def expectation(machine: MachineType, places: Sequence[Place], nodes: int, *, image: str = "") -> Expected:
+    """Return what the gate compares the nodes with; a single node needs no EFA.
+
+    What driver a job's own `image` needs is not known.
+    """
     together = nodes > 1
     groups = {place.group for place in places}
     return Expected(
@@ -134,6 +142,7 @@ def expectation(machine: MachineType, places: Sequence[Place], nodes: int) -> Ex
         gpus=machine.gpus,
         efas=machine.efas if together else 0,
         efa_gbps=machine.efa_gbps if together else 0.0,
+        driver="" if image or not machine.gpus else STACK_IMAGE_DRIVER,
     )
 
 

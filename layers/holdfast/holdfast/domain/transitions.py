@@ -40,7 +40,7 @@ from holdfast.domain.events import (
     TrainingStarted,
 )
 from holdfast.domain.job import Job, Pool, Saved, save_order
-from holdfast.domain.notices import announced, cooling, loses_only_doomed, trains
+from holdfast.domain.notices import announced, cooling, loses_only_doomed, may_swap, trains
 from holdfast.domain.obligations import orders_differ
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
 from holdfast.domain.records import replace, same
@@ -190,6 +190,7 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         advised_until_at=None,
         move_by_at=None,
         move_after_save_at=None,
+        leaving=(),
         step_at_attempt_start=job.durable_step,
         reserved=event.reserved,
     )
@@ -495,17 +496,28 @@ def _answers(job: Job, event: CheckpointSaved) -> bool:
 def _move_planned(job: Job, event: MovePlanned, target: Phase) -> Job:
     if job.phase not in (L, R):
         return job
+    if event.alone and not may_swap(job):
+        return job
     by_at = min(event.by_at, job.move_by_at or event.by_at)
     after_save_at = job.move_after_save_at
     if event.after_save and after_save_at is None:
         after_save_at = event.at
-    return replace(job, move_by_at=by_at, move_after_save_at=after_save_at)
+    return replace(
+        job,
+        move_by_at=by_at,
+        move_after_save_at=after_save_at,
+        # A date that all machines must keep outweighs a swap of one.
+        leaving=(event.instance,) if event.alone else (),
+        swaps=job.swaps + event.alone,
+    )
 
 
 def _move_due(job: Job, event: MoveDue, target: Phase) -> Job:
     if job.phase is S:
         return job
+    leaving = (event.instance,) if event.instance else job.leaving
     reason = event.cause or "the machines must be left"
+    job = replace(job, doomed=(*job.doomed, *(one for one in leaving if one not in job.doomed)))
     if job.phase is L and job.roster_id is None:
         return replace(job, phase=S, stage="releasing machines", reason=reason)
     deadline_at = min(event.by_at, job.deadline_at or event.by_at)

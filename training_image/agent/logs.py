@@ -1,0 +1,139 @@
+"""What the ranks printed: its end to the bucket when an attempt is over, and all as it comes to CloudWatch Logs."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.cloud import CLOUD_ERRORS, Bucket, error_code
+from agent.journal import Journal
+from agent.secrets import without
+from agent.threads import Loop
+
+TAIL_BYTES = 256 << 10
+TRIES = 3
+RETRY_S = 1.0
+
+# PutLogEvents takes 1 MB and 10,000 events a call, each event counted with 26 bytes more; these stay well below.
+BATCH_BYTES, BATCH_LINES, LINE_CHARACTERS = 256 << 10, 2_000, 8_000
+
+
+def log_key(prefix: str, attempt: int, name: str) -> str:
+    """Return where the tail of a log of the attempt lies, beside the job's saves."""
+    return f"{prefix}/logs/attempt-{attempt:04d}/{name}"
+
+
+def tails(folder: Path, secrets: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the last 256 KiB of each rank's log by file name, whole lines, with no secret's value in them."""
+    found = {}
+    for file in sorted(folder.glob("rank-*.log")):
+        cut = max(0, file.stat().st_size - TAIL_BYTES)
+        with file.open("rb") as log:
+            log.seek(cut)
+            raw = log.read(TAIL_BYTES)
+        # The rest of a line may be the rest of a secret.
+        raw = raw[raw.find(b"\n") + 1 :] if cut else raw
+        found[file.name] = without(raw.decode(errors="replace"), secrets).encode()
+    return found
+
+
+class TailShipper:
+    """Puts what it is given into the bucket, in a thread of its own; what fails three times is left out and noted."""
+
+    def __init__(self, bucket: Bucket, journal: Journal) -> None:
+        self._bucket, self._journal = bucket, journal
+        self._waiting: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._busy = False
+        self.loop = Loop("logs", self._round, journal)
+
+    def ship(self, prefix: str, attempt: int, found: Mapping[str, bytes]) -> None:
+        for name, body in found.items():
+            self._waiting.put((log_key(prefix, attempt, name), body))
+        self.loop.poke()
+
+    def flush(self, *, within_s: float) -> bool:
+        """Return whether everything given before is in the bucket, or was given up."""
+        deadline = time.monotonic() + within_s
+        while not self._idle and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self._idle
+
+    @property
+    def _idle(self) -> bool:
+        return self._waiting.empty() and not self._busy
+
+    def _round(self) -> float:
+        while not self._waiting.empty():
+            self._busy = True
+            key, body = self._waiting.get()
+            try:
+                self._put(key, body)
+            finally:
+                self._busy = False
+        return 60.0
+
+    def _put(self, key: str, body: bytes) -> None:
+        for number in range(1, TRIES + 1):
+            try:
+                self._bucket.put(key, body)
+            except CLOUD_ERRORS as error:
+                self._journal.note("log_unput", key=key, error=error_code(error), tried=number)
+                self.loop.closed.wait(RETRY_S)
+            else:
+                return
+
+
+class Follower:
+    """Sends the ranks' new lines to CloudWatch Logs, a stream a rank; `read` is called with each look.
+
+    At most 256 KiB a rank and look: a rank that prints more loses the middle of it here, and is told so in the stream.
+    """
+
+    def __init__(self, client: Any, group: str, journal: Journal) -> None:
+        self._client, self._group, self._journal = client, group, journal
+        self._read: dict[str, int] = {}
+        self._made: set[str] = set()
+
+    def look(self, job: str, attempt: int, folder: Path, secrets: Mapping[str, str]) -> None:
+        """What was printed since the last look is sent, or noted as unsent and tried again. Whole lines only."""
+        for file in sorted(folder.glob("rank-*.log")):
+            stream = f"{job}/{attempt:04d}/{file.stem}"
+            try:
+                self._send(stream, file, secrets)
+            except CLOUD_ERRORS as error:
+                self._journal.note("log_unsent", stream=stream, error=error_code(error))
+                return
+
+    def _send(self, stream: str, file: Path, secrets: Mapping[str, str]) -> None:
+        lines, end = self._new_lines(stream, file)
+        if not lines:
+            return
+        if stream not in self._made:
+            self._make(stream)
+        at = round(time.time() * 1000)
+        events = [{"timestamp": at, "message": without(line, secrets)[:LINE_CHARACTERS] or " "} for line in lines]
+        self._client.put_log_events(logGroupName=self._group, logStreamName=stream, logEvents=events)
+        self._read[stream] = end
+
+    def _new_lines(self, stream: str, file: Path) -> tuple[list[str], int]:
+        begin, size = self._read.get(stream, 0), file.stat().st_size
+        left_out = max(0, size - begin - BATCH_BYTES)
+        with file.open("rb") as log:
+            log.seek(begin + left_out)
+            raw = log.read(size - begin - left_out)
+        whole = raw.rfind(b"\n") + 1
+        lines = raw[:whole].decode(errors="replace").splitlines()
+        dropped = max(0, len(lines) - BATCH_LINES)
+        told = [f"... {left_out} bytes and {dropped} lines left out"] if left_out or dropped else []
+        return [*told, *lines[dropped:]], begin + left_out + whole
+
+    def _make(self, stream: str) -> None:
+        try:
+            self._client.create_log_stream(logGroupName=self._group, logStreamName=stream)
+        except CLOUD_ERRORS as error:
+            if error_code(error) != "ResourceAlreadyExistsException":
+                raise
+        self._made.add(stream)
