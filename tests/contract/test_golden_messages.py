@@ -228,7 +228,13 @@ MESSAGES: dict[str, Any] = {
 MANIFEST = Manifest(**SAVED, job=JOB, attempt=2, files=FILES, final=True, answers_generation=6, parent=POINTER_25)
 HEAD = Head(job=JOB, attempt=2, step=50, save=SAVE_50, manifest_sha256=DIGEST_50, parent=POINTER_25)
 NEW_HEAD = Head(job=JOB, attempt=1)
-SEALED: dict[str, Manifest | Head] = {"manifest": MANIFEST, "head": HEAD, "head-new": NEW_HEAD}
+PART = MESSAGES["part"]
+SEALED: dict[str, Manifest | Head | Part] = {
+    "manifest": MANIFEST,
+    "head": HEAD,
+    "head-new": NEW_HEAD,
+    "part-sealed": PART,
+}
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -289,6 +295,13 @@ def test_a_frozen_manifest_opens_by_the_pointer_to_it() -> None:
 @pytest.mark.parametrize(("name", "pointer"), [("head", POINTER_50), ("head-new", None)])
 def test_a_frozen_head_names_the_newest_save_or_none(name: str, pointer: SavePointer | None) -> None:
     assert layout.open_head((GOLDEN / f"{name}.json").read_bytes(), job=JOB).pointer == pointer
+
+
+def test_a_frozen_part_opens_as_the_nodes_that_it_is_of() -> None:
+    raw = (GOLDEN / "part-sealed.json").read_bytes()
+    assert layout.open_part(raw, job=JOB, save=SAVE_50, node_rank=0).files == FILES
+    with pytest.raises(layout.Damaged, match=r"parts/node-1\.json"):
+        layout.open_part(raw, job=JOB, save=SAVE_50, node_rank=1)
 
 
 def test_keys_of_table_and_bucket_are_as_ever() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import queue
 import shutil
 import time
@@ -19,9 +18,18 @@ from agent.journal import Journal
 from agent.ranks import Seats
 from agent.settings import Pace
 from agent.threads import Loop
-from job_contract.checkpoint_layout import Part, SavedFile, file_key, parse_save_name, part_key
+from job_contract.checkpoint_layout import (
+    PARTS_FOLDER,
+    Part,
+    SavedFile,
+    file_key,
+    open_part,
+    parse_save_name,
+    part_key,
+    seal,
+)
 from job_contract.node_files import Control, RankSave, read_message
-from job_contract.version import ContractError, canonical_json, decode, encode
+from job_contract.version import ContractError
 
 # Seconds between looks for a save that has become complete on disk.
 LOOK_S = 0.1
@@ -229,7 +237,7 @@ class Saves:
         key = part_key(self._prefix, save.name, self._seats.node_rank)
         while not self.loop.closed.is_set():
             try:
-                self._bucket.put(key, canonical_json(encode(part)))
+                self._bucket.put(key, seal(part)[0])
             except CLOUD_ERRORS as error:
                 self._journal.note("part_unput", save=save.name, error=error_code(error))
                 if self._clock() > self._due_at(seen_at):
@@ -240,13 +248,17 @@ class Saves:
         return False
 
     def _parts(self, save: str) -> list[Part]:
-        """Return the parts put so far that belong to this attempt's roster; each is read once."""
-        for key in self._bucket.keys(file_key(self._prefix, save, "parts/")):
-            if key not in self._known_parts and (stored := self._bucket.get(key)):
-                self._known_parts[key] = decode(Part, json.loads(stored.body))
-        wanted = [part_key(self._prefix, save, node_rank) for node_rank in range(self._seats.nodes)]
-        parts = [self._known_parts[key] for key in wanted if key in self._known_parts]
-        return [part for part in parts if (part.save, part.roster_id) == (save, self._roster_id)]
+        """Return the parts put so far that belong to this attempt's roster; each is read once. Raises Damaged."""
+        there = self._bucket.keys(file_key(self._prefix, save, f"{PARTS_FOLDER}/"))
+        parts = []
+        for node_rank in range(self._seats.nodes):
+            key = part_key(self._prefix, save, node_rank)
+            if key in there and key not in self._known_parts and (stored := self._bucket.get(key)):
+                part = open_part(stored.body, job=self._seats.job, save=save, node_rank=node_rank)
+                self._known_parts[key] = part
+            if key in self._known_parts and self._known_parts[key].roster_id == self._roster_id:
+                parts.append(self._known_parts[key])
+        return parts
 
     def _doomed(self) -> bool:
         return self._seats.node_rank in self._control().doomed

@@ -7,11 +7,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from holdfast.adapters.aws_errors import NO_SUCH_KEY, OBJECT_CONFLICT, PRECONDITION, code_of
-from holdfast.domain.checkpoints import of_an_older_life
+from holdfast.domain.checkpoints import contradicts, of_an_older_life
 from holdfast.domain.errors import IdentityReused, IllegalTransition, Unavailable
 from holdfast.domain.job import Job
 from job_contract.checkpoint_layout import (
-    Damaged,
     Head,
     SavePointer,
     head_key,
@@ -21,6 +20,7 @@ from job_contract.checkpoint_layout import (
     read_manifest,
     seal,
 )
+from job_contract.version import ContractError
 
 TRIES = 8
 """A commit of the older attempt may slip in between the read and the write a few times, never for ever."""
@@ -36,6 +36,8 @@ class S3Checkpoints:
             head, etag = self._read(key, job)
             if head is not None and of_an_older_life(head, job, attempt):
                 raise IdentityReused(job.id)
+            if head is not None and contradicts(head, job):
+                head = None
             if head is not None and head.attempt == attempt:
                 return head
             if head is not None and head.attempt > attempt:
@@ -55,7 +57,7 @@ class S3Checkpoints:
             raise
         try:
             manifest = read_manifest(raw)
-        except Damaged:
+        except ContractError:
             return None
         if (manifest.job, manifest.save) != (job.id, save) or manifest.sha256 is None:
             return None
@@ -70,7 +72,7 @@ class S3Checkpoints:
             raise
         try:
             return open_head(answer["Body"].read(), job=job.id), answer["ETag"]
-        except Damaged:
+        except ContractError:
             # The row remembers the newest save that was reported committed: the head is written anew from it.
             return None, answer["ETag"]
 
