@@ -1,4 +1,4 @@
-"""The trainer with one thing wrong, to show that the checks of exactness can fail.
+"""The trainer with one thing changed: wrong, to show that the checks of exactness can fail, or the slower way.
 
 `python -m bench.altered_trainer <how> <run_dir>`
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from job_contract.node_files import JobFile
-from trainer import data, train
+from trainer import checkpoint, data, train
 from trainer.__main__ import main
 
 FAR = 1000
@@ -58,6 +58,11 @@ def not_warmed_up() -> None:
     train.WARM_UP_STEPS = 0
 
 
+def saves_synchronous() -> None:
+    """No memory is left for a copy of the state."""
+    checkpoint.staging_fits = lambda needed, free: False
+
+
 def _after_resume(alter: Callable[[train.Run], object]) -> None:
     resume = train.start_or_resume
 
@@ -70,7 +75,14 @@ def _after_resume(alter: Callable[[train.Run], object]) -> None:
 
 ALTERATIONS = {
     change.__name__: change
-    for change in (sample_swapped, moments_zeroed, optimizer_step_off_by_one, data_off_by_one, not_warmed_up)
+    for change in (
+        sample_swapped,
+        moments_zeroed,
+        optimizer_step_off_by_one,
+        data_off_by_one,
+        not_warmed_up,
+        saves_synchronous,
+    )
 }
 
 if __name__ == "__main__":

@@ -182,6 +182,9 @@ MESSAGES: dict[str, Any] = {
         size_bytes=4608,
         parent=POINTER_25,
     ),
+    "report-save-lost": reports.SaveLost(
+        **REPORT, save=SAVE_50, reason="part of node 1 failed: SlowDown at __1_0.distcp"
+    ),
     "report-finished": reports.Finished(**REPORT, step=120, loss=2.25, save="step-00000120.a0002.s03"),
     "report-failed": reports.Failed(
         **REPORT, failure="out_of_memory", reason="rank 1 ran out of memory", exit_code=72, rank=1, log_tail="..."

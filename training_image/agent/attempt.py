@@ -41,7 +41,7 @@ from job_contract.node_files import (
     write_message,
 )
 from job_contract.orders import Roster
-from job_contract.reports import CheckpointSaved, Failed, Finished, NetworkChecked, Progress, Report, Started
+from job_contract.reports import CheckpointSaved, Failed, Finished, NetworkChecked, Progress, Report, SaveLost, Started
 from job_contract.spec import DataSpec
 
 T = TypeVar("T")
@@ -450,6 +450,8 @@ class Attempt:
                 self._say_saved(committed, final=self._is_final(committed))
             case SaveFailed(name, final, reason):
                 self._journal.note("save_failed", save=name, reason=reason)
+                if self.node_rank < self._tools.pace.heartbeat_nodes:
+                    self._say(SaveLost, save=name, reason=reason)
                 if final or self._answers_stop(name):
                     self._over(Failed, failure="save_failed", reason=f"{name}: {reason}")
             case LostToFence(reason):
@@ -489,7 +491,8 @@ class Attempt:
 
     def _found(self, name: str, committed: Committed | None) -> None:
         if committed is None:
-            self._over(Failed, failure="save_failed", reason=f"{name} is not in the bucket")
+            reason = self.saves.failures.get(name, "it is not in the bucket")
+            self._over(Failed, failure="save_failed", reason=f"{name}: {reason}")
         else:
             self._conclude(committed, existing=self._outcome is not None and self._outcome.existing)
 

@@ -82,6 +82,7 @@ def train(run_dir: Path, job: JobFile) -> None:
         outcome = loop(run)
     except OrderedMeanwhile:
         outcome = end_before_the_first_step(run, job)
+    run.saves.finish()
     dist.barrier(group=ranks.saves)
     write_message(run_dir / "outcome" / f"rank-{ranks.rank}.json", outcome)
     run.journal.event("exit", outcome=outcome.outcome, step=outcome.step, save=outcome.save)
@@ -107,7 +108,7 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
         feed=feed,
         evaluation=Evaluation.of(config, run_dir, ranks),
         learner=learner,
-        saves=Saves(run_dir, job, config, feed.digest, ranks, journal),
+        saves=Saves(run_dir, job, config, feed.digest, ranks, journal, learner.tensors()),
         restore=Restore(run_dir, job, config, feed.digest, ranks, control),
         pulse=Pulse(run_dir, ranks.rank),
         per_token=flops_per_token(learner.multiplying, config.model, config.training.sequence_length),
@@ -150,7 +151,7 @@ def loop(run: Run) -> Outcome:
         order = evaluate(run) if evaluating else wait_for_data(run) or one_step(run)
         if order is None:
             if not evaluating and save_is_due(run) and not run.non_finite_steps:
-                save(run)
+                save(run, NO_ORDER)
             continue
         run.answered_generation = order.generation
         if order.kind is ControlKind.STOP:
@@ -257,6 +258,7 @@ def one_step(run: Run) -> Order | None:
             return order
     norm = run.learner.clip()
     learning_rate = run.config.learning_rate(run.step)
+    run.saves.fence()
     run.learner.update(learning_rate)
     with times.waiting():
         dist.all_reduce(loss_sum)
@@ -338,9 +340,13 @@ def save_is_due(run: Run) -> bool:
 
 
 def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
-    """Return the save of the last finished step, or the newest finite one, and whether it had been there before."""
+    """Return the save of the last finished step, or the newest finite one, and whether it had been there before.
+
+    A save in flight is finished first: there is never a second writer.
+    """
     # A save that is still being written may be waited for, which is no step.
     run.pulse.beat("saving", step=run.step)
+    run.saves.finish()
     existing = run.saves.existing(run.step)
     if existing or not run.step or run.non_finite_steps:
         newest = existing or run.saves.newest_name
@@ -348,8 +354,12 @@ def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
     return save(run, order), False
 
 
-def save(run: Run, order: Order = NO_ORDER) -> str:
-    """Return the name of a new save of the last finished step, which was finite."""
+def save(run: Run, order: Order) -> str:
+    """Return the name of a new save of the last finished step, which was finite.
+
+    It is complete where the training ends with it; else the training goes on while it is written.
+    """
+    ends = order.kind is ControlKind.CHECKPOINT_STOP or run.step >= run.config.training.steps
     show(run, "saving")
     facts = {
         "step": run.step,
@@ -360,7 +370,8 @@ def save(run: Run, order: Order = NO_ORDER) -> str:
         "finite": True,
         "config": run.config.fixed,
     }
-    name = run.saves.write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
+    write = run.saves.write if ends else run.saves.begin
+    name = write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
     run.saved_at = time.monotonic()
     show(run, "running")
     return name

@@ -8,7 +8,7 @@
     data-needs/rank-<r>.json     rank -> agent: DataNeeds, the shards it reads now and next
     evaluation/..., evaluation-needs/...  the same for the data set of the evaluation
     damaged-data.json            agent -> ranks: DamagedData, what could not be brought as it was pinned
-    saves/<save>/<files>         rank -> agent: the data files of a save
+    saves/<save>/<files>         rank -> agent: the data files of a save, each complete once it has its name
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
     progress.json                global rank 0 -> agent: RankProgress
     network.json                 first rank of the node -> agent, once: NetworkCheck
@@ -123,7 +123,10 @@ class DamagedData:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSave:
-    """One rank's share of a save, complete on local disk. Equal on all ranks but for `rank` and `files`."""
+    """One rank's share of a save, complete on local disk. Equal on all ranks but for `rank` and `files`.
+
+    `failed` says which rank could not write, and why; there is no save then.
+    """
 
     rank: int
     save: str
@@ -138,6 +141,7 @@ class RankSave:
     final: bool = False
     answers_generation: int = 0
     restored: SavePointer | None = None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,6 +141,15 @@ class CheckpointSaved(Report):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SaveLost(Report):
+    """A save that was begun is not committed, and the ranks go on; `reason` has node, file and error code."""
+
+    kind: ClassVar[str] = "save_lost"
+    save: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished(Report):
     """All steps are trained and the last save is committed."""
 
@@ -200,7 +209,19 @@ FAILURES = (
 
 KINDS: dict[str, type[Report]] = {
     kind.kind: kind
-    for kind in (Ready, NetworkChecked, Started, Heard, Progress, CheckpointSaved, Finished, Failed, Unfit, NoticeSeen)
+    for kind in (
+        Ready,
+        NetworkChecked,
+        Started,
+        Heard,
+        Progress,
+        CheckpointSaved,
+        SaveLost,
+        Finished,
+        Failed,
+        Unfit,
+        NoticeSeen,
+    )
 }
 
 

@@ -111,7 +111,8 @@ class Rank:
         folder.mkdir(parents=True, exist_ok=True)
         files = [f"__{self.rank}_0.distcp"] + [".metadata"] * (self.rank == 0)
         for file in files:
-            (folder / file).write_bytes(f"{name} {file} ".encode() * 100)
+            (folder / f"{file}.part").write_bytes(f"{name} {file} ".encode() * 100)
+            (folder / f"{file}.part").rename(folder / file)
         share = RankSave(
             rank=self.rank,
             save=name,

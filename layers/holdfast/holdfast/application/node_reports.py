@@ -27,6 +27,7 @@ from holdfast.domain.events import (
     Event,
     Failed,
     OrderHeard,
+    SaveLost,
     TrainingFinished,
     TrainingStarted,
 )
@@ -197,6 +198,10 @@ class NodeReports:
             # A move that waited for this save need not wait for the sweep as well.
             move_when_due(job, self.ports)
 
+    def _save_lost(self, report: reports.SaveLost, node: Node) -> None:
+        reason = report.reason[:500]
+        self._record(SaveLost(at=report.at, attempt=report.attempt, save=report.save, reason=reason), report.job)
+
     def _finished(self, report: reports.Finished, node: Node) -> None:
         self._record(TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job)
 
@@ -266,6 +271,7 @@ TAKERS: Mapping[type[reports.Report], Callable[[NodeReports, Any, Node], None]] 
     reports.Started: NodeReports._started,
     reports.Heard: NodeReports._heard,
     reports.CheckpointSaved: NodeReports._checkpoint_saved,
+    reports.SaveLost: NodeReports._save_lost,
     reports.Finished: NodeReports._finished,
     reports.Failed: NodeReports._failed,
     reports.NoticeSeen: NodeReports._notice_seen,

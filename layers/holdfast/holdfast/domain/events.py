@@ -118,6 +118,14 @@ class CheckpointSaved(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SaveLost(AttemptEvent):
+    """A save that was begun is not committed, and the training goes on; `reason` has the node and the error code."""
+
+    save: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetLost(AttemptEvent):
     """These members of the gang are gone or going. `failure`: the class, where more is known than that."""
 
