@@ -32,7 +32,7 @@ from holdfast.domain.purchase import (
 )
 from holdfast.domain.queueing import Waiter
 from holdfast.domain.records import replace
-from job_contract.checkpoint_layout import Head, SavePointer
+from job_contract.checkpoint_layout import Head, Manifest, SavePointer
 from job_contract.orders import Orders, Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
 from tests.builders import NOW
@@ -485,10 +485,22 @@ class FakeFleets:
 @dataclass
 class FakeCheckpoints:
     heads: dict[str, Head] = field(default_factory=dict)
-    saves: dict[str, SavePointer] = field(default_factory=dict)
+    pointers: dict[str, SavePointer] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    line: list[Manifest] = field(default_factory=list)
 
     def pointer(self, prefix: str, job: Job, save: str) -> SavePointer | None:
-        return self.saves.get(save)
+        return self.pointers.get(save)
+
+    def saves(self, prefix: str) -> list[str]:
+        return sorted({*self.stored, *(manifest.save for manifest in self.line)})
+
+    def lineage(self, prefix: str, job: Job, most: int) -> list[Manifest]:
+        return self.line[:most]
+
+    def forget(self, prefix: str, save: str) -> None:
+        self.stored.discard(save)
+        self.line = [manifest for manifest in self.line if manifest.save != save]
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
         known = self.heads.get(prefix)

@@ -723,7 +723,7 @@ def test_retry_goes_on_from_a_chosen_save_on_a_new_branch(ports: FakePorts) -> N
     )
     assert job.phase is Phase.FAILED
     ports.store.rows[job.id] = job
-    ports.checkpoints.saves["step-00000025.a0001.s01"] = SavePointer(
+    ports.checkpoints.pointers["step-00000025.a0001.s01"] = SavePointer(
         save="step-00000025.a0001.s01", manifest_sha256="a" * 64
     )
     obey(wish("retry", save="step-00000025.a0001.s01"), ports)

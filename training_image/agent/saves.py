@@ -336,11 +336,13 @@ class Saves:
         parts = []
         for node_rank in range(self._seats.nodes):
             key = part_key(self._prefix, save, node_rank)
+            # A part that is gone again is of a save that the supervisor deletes.
             if key in there and key not in self._known_parts and (stored := self._bucket.get(key)):
                 part = open_part(stored.body, job=self._seats.job, save=save, node_rank=node_rank)
                 self._known_parts[key] = part
-            if key in self._known_parts and self._known_parts[key].roster_id == self._roster_id:
-                parts.append(self._known_parts[key])
+            known = self._known_parts.get(key) if key in there else None
+            if known and known.roster_id == self._roster_id:
+                parts.append(known)
         return parts
 
     def _doomed(self) -> bool:

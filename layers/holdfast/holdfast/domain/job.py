@@ -72,6 +72,7 @@ class Job:
     min_nodes: int = 1
     budget_usd: float | None = None
     report_s: float = 300.0
+    keep: int = 3
     vcpus_per_node: int = 0
     gpus_per_node: int = 0
     finish_by_at: float | None = None

@@ -65,6 +65,7 @@ def acceptance_of(request: JobRequest, *, now: float, bucket: str | None = None)
         min_nodes=request.fleet.fewest_nodes,
         budget_usd=request.limits.budget_usd,
         report_s=request.report_s,
+        keep=request.checkpoint.keep,
         finish_by_at=request.limits.finish_by_at,
     )
     stored = {"body": canonical_body(request).decode(), "body_sha256": body_sha256(request)}
