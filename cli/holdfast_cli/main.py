@@ -26,7 +26,7 @@ from holdfast_cli.options import AsJson, JobId, StackName, known
 from holdfast_cli.place import queue
 from holdfast_cli.plan import add_to, order_of, warned
 from holdfast_cli.quotas import quota
-from holdfast_cli.saves import checkpoints
+from holdfast_cli.saves import checkpoints, verify_save
 from holdfast_cli.stack import Sight, Stack
 
 POLL_S = 2.0
@@ -121,6 +121,7 @@ for verb in (
     *(nodes, quarantine, release, capacity, sweep_orphans),
 ):
     app.command()(verb)
+app.command("verify")(verify_save)
 app.add_typer(quota, name="quota")
 app.add_typer(dlq, name="dlq")
 app.add_typer(dataset, name="dataset")
