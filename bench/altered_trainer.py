@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
 from job_contract.node_files import JobFile
 from trainer import checkpoint, data, train
@@ -63,6 +65,17 @@ def saves_synchronous() -> None:
     checkpoint.staging_fits = lambda needed, free: False
 
 
+def writes_slowly() -> None:
+    """The disk takes a second and a half for a rank's share."""
+    write = checkpoint.SaveWriter.write_data
+
+    def slow(writer: checkpoint.SaveWriter, *plan: Any) -> Any:
+        time.sleep(1.5)
+        return write(writer, *plan)
+
+    checkpoint.SaveWriter.write_data = slow  # type: ignore[method-assign]
+
+
 def _after_resume(alter: Callable[[train.Run], object]) -> None:
     resume = train.start_or_resume
 
@@ -82,6 +95,7 @@ ALTERATIONS = {
         data_off_by_one,
         not_warmed_up,
         saves_synchronous,
+        writes_slowly,
     )
 }
 

@@ -550,6 +550,7 @@ class Attempt:
             loss=self._progress.loss if self._progress else None,
             tokens_per_s=self._progress.tokens_per_s if self._progress else None,
             node_ms=self._progress.node_ms if self._progress else None,
+            answered_after_s=self.saves.answered_after_s.get(manifest.save),
         )
 
     def _over(self, kind: type[Report], **fields: object) -> None:

@@ -32,7 +32,7 @@ from job_contract.checkpoint_layout import (
     part_key,
     seal,
 )
-from job_contract.node_files import Control, RankSave, read_message
+from job_contract.node_files import Control, ControlKind, RankSave, read_message
 from job_contract.version import ContractError
 
 # Seconds between looks for a save that has become complete on disk.
@@ -131,6 +131,8 @@ class Saves:
         self._bytes_per_s: float | None = None
         self._early_from = 0.0
         self.failures: dict[str, str] = {}
+        self.answered_after_s: dict[str, float] = {}
+        self._ordered_at: dict[int, float] = {}
         self._fenced = False
         self.newest: str | None = None
         self.loop = Loop("saves", self._round, journal)
@@ -147,6 +149,7 @@ class Saves:
     def _round(self) -> float:
         if self._fenced:
             return LOOK_S
+        self._note_order()
         for name in self._unsettled():
             self._settle(name)
             if self._fenced or self.loop.closed.is_set():
@@ -164,6 +167,20 @@ class Saves:
                 self._journal.note("manifest_damaged", save=name, error=str(error))
                 self.results.put(Found(name, None))
         return LOOK_S
+
+    def _note_order(self) -> None:
+        control = self._control()
+        if control.kind is not ControlKind.NONE:
+            self._ordered_at.setdefault(control.generation, self._clock())
+
+    def _answered(self, committed: Committed) -> None:
+        """How long an order waited for its save is known: from the look that saw it to the commit."""
+        manifest = committed.manifest
+        self._note_order()
+        ordered_at = self._ordered_at.get(manifest.answers_generation)
+        if ordered_at is not None:
+            seconds = self.answered_after_s.setdefault(manifest.save, round(self._clock() - ordered_at, 3))
+            self._journal.note("order_answered", save=manifest.save, seconds=seconds)
 
     def _settle(self, name: str) -> None:
         try:
@@ -211,6 +228,7 @@ class Saves:
             committed = self._committer.commit(save.any_rank, parts)
         self._committer.move_head(committed)
         self._journal.note("committed", save=save.name, step=committed.manifest.step, sha256=committed.sha256)
+        self._answered(committed)
         self.newest = save.name
         self._forget_older(save.name)
         return Saved(committed)

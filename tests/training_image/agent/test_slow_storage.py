@@ -128,6 +128,17 @@ def test_o21_a_forced_save_that_is_refused_fails_the_attempt_with_the_error_code
     assert (failed.failure, "PermanentRedirect at .metadata" in failed.reason) == ("save_failed", True)
 
 
+def test_o24_the_time_from_an_order_to_the_commit_of_its_save_is_reported(start_node, play):
+    node = start_node()
+    node.orders.value = play.seen("run", 3)
+    play.until(lambda: (node.run_dir / "progress.json").exists(), node)
+    save_on_the_way([node])
+    assert node.wait_for("checkpoint_saved").answered_after_s is None
+    node.orders.value = play.seen("checkpoint_stop", 4)
+    play.until(lambda: len(node.heard("checkpoint_saved")) == 2, node)
+    assert 0 < node.heard("checkpoint_saved")[1].answered_after_s < 10
+
+
 @pytest.mark.parametrize(("code", "lasting"), [("SlowDown", False), ("PermanentRedirect", True)])
 def test_the_error_code_is_found_in_what_boto3_makes_of_a_refused_upload(tmp_path, code, lasting):
     client = boto3.client("s3", region_name="us-east-1", aws_access_key_id="t", aws_secret_access_key="t")

@@ -188,7 +188,14 @@ class NodeReports:
         # The save after the last step is not an answer to an order: the ranks that made it go on to say «finished».
         final = report.final and report.answers_generation > 0
         job = self._record(
-            CheckpointSaved(at=report.at, attempt=report.attempt, pointer=pointer, parent=report.parent, final=final),
+            CheckpointSaved(
+                at=report.at,
+                attempt=report.attempt,
+                pointer=pointer,
+                parent=report.parent,
+                final=final,
+                answered_after_s=report.answered_after_s,
+            ),
             report.job,
         )
         if report.tokens_per_s is not None:
