@@ -12,6 +12,7 @@ import os
 import pickle
 import platform
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ from job_contract.checkpoint_layout import (
 )
 from job_contract.node_files import JobFile, RankSave, write_message
 from trainer.config import Config
+from trainer.endings import UserError
 from trainer.host_memory import available_bytes, staging_fits
 from trainer.metrics import Journal
 from trainer.parallel import Ranks
@@ -53,6 +55,8 @@ from trainer.staging import Stager, local
 METADATA_FILE = ".metadata"
 # A rank's share is cut here, so that the upload of its first file starts while the next one is written.
 FILE_BYTES = 512 << 20
+# The one that was restored or committed last, the one that is being uploaded, and the one that is being written.
+SAVES_ON_DISK = 3
 
 # The classes in a .metadata (torch 2.13).
 ALLOWED = {
@@ -166,6 +170,18 @@ def _cut(items: list[WriteItem], file_bytes: int) -> Iterator[list[WriteItem]]:
         yield file
 
 
+def no_room(share_bytes: int, free_bytes: int) -> str:
+    """Return what is missing on a disk of so many free bytes, nothing when there is room."""
+    needed = SAVES_ON_DISK * share_bytes
+    if needed <= free_bytes:
+        return ""
+    return (
+        f"a node's share of a save is {share_bytes / 1e9:.1f} GB, and {SAVES_ON_DISK} of them need "
+        f"{needed / 1e9:.1f} GB of local disk, of which {free_bytes / 1e9:.1f} GB are free; "
+        "use larger disks or more nodes"
+    )
+
+
 class Saves:
     """The saves of this attempt, one at a time. All calls are made by all ranks at the same step."""
 
@@ -184,7 +200,13 @@ class Saves:
         self.restored: SavePointer | None = None
         self.newest: str | None = None
         self.number = self._highest_number()
-        self.stager = self._stager(tensors)
+        # A plain tensor is whole on every rank, and one of them writes it.
+        share_bytes = sum(
+            local(tensor).nbytes * (config.ranks_per_node if isinstance(tensor, DTensor) else 1)
+            for tensor in tensors.values()
+        )
+        self._require_room(share_bytes)
+        self.stager = self._stager(share_bytes)
         self._in_flight: threading.Thread | None = None
 
     @property
@@ -311,12 +333,15 @@ class Saves:
         )
         write_message(self.folder / name / f"rank-{self.ranks.rank}.json", share)
 
-    def _stager(self, tensors: dict[str, Tensor]) -> Stager | None:
+    def _require_room(self, share_bytes: int) -> None:
+        """Raise UserError on every rank when the disk of some node cannot hold its share of the saves."""
+        free = shutil.disk_usage(self.folder.parent).free
+        short = [text for text in self.ranks.collect(no_room(share_bytes, free)) if text]
+        if short:
+            raise UserError(str(short[0]))
+
+    def _stager(self, needed: int) -> Stager | None:
         """Return none where a copy of the state does not fit into the memory of some node; every rank then says so."""
-        needed = sum(
-            local(tensor).nbytes * (self.config.ranks_per_node if isinstance(tensor, DTensor) else 1)
-            for tensor in tensors.values()
-        )
         free = available_bytes()
         (fits,) = self.ranks.all_true(staging_fits(needed, free))
         how = "beside the training" if fits else "synchronous: a copy does not fit into the memory of some node"

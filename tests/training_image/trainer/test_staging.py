@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from trainer.checkpoint import LoadPlanner, SavePlanner, SaveWriter, VerifiedReader, read_metadata
+from trainer.checkpoint import LoadPlanner, SavePlanner, SaveWriter, VerifiedReader, no_room, read_metadata
 from trainer.host_memory import available_bytes, staging_fits
 from trainer.staging import Stager
 
@@ -109,6 +109,11 @@ def test_free_memory_is_that_of_the_machine_or_of_the_container_where_that_is_le
     (tmp_path / "memory.current").write_text(str(used))
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
     assert available_bytes(tmp_path / "meminfo", tmp_path) == available
+
+
+def test_a_disk_without_room_for_three_saves_is_told_with_the_way_out():
+    assert no_room(100, 300) == ""
+    assert "3 of them need 300.0 GB of local disk, of which 299.0 GB are free" in no_room(100 * 10**9, 299 * 10**9)
 
 
 def test_staging_fits_with_a_tenth_to_spare():
