@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from job_contract.node_files import JobFile
@@ -76,6 +78,18 @@ def writes_slowly() -> None:
     checkpoint.SaveWriter.write_data = slow  # type: ignore[method-assign]
 
 
+def first_save_meets_a_full_disk() -> None:
+    """Rank 1 cannot write its share of the first save."""
+    write = checkpoint.SaveWriter.write_data
+
+    def full(writer: checkpoint.SaveWriter, *plan: Any) -> Any:
+        if os.environ["RANK"] == "1" and Path(writer.path).name.endswith(".s01"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(writer, *plan)
+
+    checkpoint.SaveWriter.write_data = full  # type: ignore[method-assign]
+
+
 def _after_resume(alter: Callable[[train.Run], object]) -> None:
     resume = train.start_or_resume
 
@@ -96,6 +110,7 @@ ALTERATIONS = {
         not_warmed_up,
         saves_synchronous,
         writes_slowly,
+        first_save_meets_a_full_disk,
     )
 }
 

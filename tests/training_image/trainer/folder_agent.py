@@ -189,7 +189,7 @@ class Attempt:
             return
         folders = [self.run_dir(rank) / "saves" / save for rank in self.ranks]
         shares = [read_message(folder / f"rank-{rank}.json", RankSave) for rank, folder in enumerate(folders)]
-        if all(shares):
+        if all(share is not None and share.failed is None for share in shares):
             self.bucket.commit(list(zip(folders, shares, strict=True)), self.job.job, self.job.attempt)  # type: ignore[arg-type]
             self._committed.add(save)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from job_contract.checkpoint_layout import parse_save_name
+from job_contract.checkpoint_layout import parse_save_name, save_name
 from job_contract.node_files import ControlKind, RankSave, read_message
 from tests.training_image.trainer.folder_agent import FolderBucket, started, tiny_spec
 
@@ -126,3 +126,19 @@ def test_o24_an_order_before_the_first_step_of_a_new_job_ends_it_cleanly_and_pub
         [outcome] = ranks.outcomes()
         assert (outcome.outcome, outcome.save, outcome.answers_generation) == ("stopped", None, generation)
         assert (bucket.committed, list(ranks.run_dir(0).glob("saves/*"))) == ([], [])
+
+
+def test_o21_a_rank_that_cannot_write_ends_the_save_on_all_ranks_and_the_training_goes_on(tmp_path, corpus_dir, bucket):
+    spec = tiny_spec(steps=6, interval_steps=2, micro_batch=8)
+    full = ("-m", "bench.altered_trainer", "first_save_meets_a_full_disk")
+    with started(tmp_path, corpus_dir, spec, 2, bucket=bucket, command=full) as ranks:
+        assert ranks.finish() == [0, 0], ranks.log(0)
+        first = save_name(2, 1, 1)
+        shares = [
+            read_message(ranks.run_dir(rank) / "saves" / first / f"rank-{rank}.json", RankSave) for rank in ranks.ranks
+        ]
+        for rank, share in enumerate(shares):
+            assert (share.rank, share.files, share.step) == (rank, (), 2)
+            assert "rank 1: OSError(28, 'No space left on device')" in share.failed
+        assert [pointer.step for pointer in bucket.committed] == [4, 6]
+        assert len(ranks.metrics()) == 6
