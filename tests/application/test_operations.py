@@ -19,6 +19,7 @@ from holdfast.application.node_reports import NodeReports
 from holdfast.application.notices import interrupted
 from holdfast.application.record import record
 from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.retention import LOOK_AFTER_S, retire_saves
 from holdfast.application.sweep import START_GRACE_S, Sweep
 from holdfast.application.vitals import interval_s
 from holdfast.domain.errors import IllegalTransition, Raced, Unavailable
@@ -387,6 +388,9 @@ def test_a_sweep_deletes_the_saves_that_keep_does_not_cover_and_a_dry_run_only_n
     [done] = Sweep(ports).run()
     assert (done.who, sorted(ports.checkpoints.stored)) == (names[0], names[1:])
     assert Sweep(ports).run() == []
+    ports.checkpoints.stored.add(names[0])
+    ports.clock.step(LOOK_AFTER_S + 1)
+    assert retire_saves(ports.store.load(job.id), ports) == [], "the bucket is not listed for ever"
 
 
 def test_o21_a_save_that_was_lost_stands_in_the_jobs_history_once_with_node_and_error_code(ports: FakePorts) -> None:

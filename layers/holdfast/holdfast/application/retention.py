@@ -10,10 +10,13 @@ from job_contract.checkpoint_layout import job_prefix
 MOST_AT_ONCE = 5
 """A sweep looks at every job; a job with a long tail of saves is cleaned over several."""
 
+LOOK_AFTER_S = 300.0
+"""Only a new save makes an old one superfluous, so the bucket is listed by the few sweeps that follow one."""
+
 
 def retire_saves(job: Job, ports: Ports) -> list[str]:
     """The oldest saves that `checkpoint.keep` does not cover are gone; returns their names."""
-    if job.saved is None or not job.attempt_open:
+    if job.saved is None or not job.attempt_open or ports.clock() - job.saved.at > LOOK_AFTER_S:
         return []
     prefix = job_prefix(job.team, job.id)
     saves = ports.checkpoints.saves(prefix)
