@@ -237,6 +237,11 @@ class Saves:
         self._in_flight.start()
         return name
 
+    @property
+    def copying(self) -> bool:
+        """Whether `fence` would wait."""
+        return self.stager is not None and self.stager.copying
+
     def fence(self) -> None:
         """The state may be changed: what is being saved of it has been copied."""
         if self.stager is not None:

@@ -55,6 +55,10 @@ class Stager:
         """Nobody waits at the fence: the copy is made, or will not be."""
         self._copied.set()
 
+    @property
+    def copying(self) -> bool:
+        return not self._copied.is_set()
+
     def fence(self) -> None:
         """The state may be changed."""
         self._copied.wait()

@@ -258,6 +258,9 @@ def one_step(run: Run) -> Order | None:
             return order
     norm = run.learner.clip()
     learning_rate = run.config.learning_rate(run.step)
+    if run.saves.copying:
+        # Pinning tens of gigabytes for the first copy may take longer than any step.
+        run.pulse.beat("saving", step=run.step)
     run.saves.fence()
     run.learner.update(learning_rate)
     with times.waiting():
