@@ -1,6 +1,6 @@
 """Scenarios by name on one embedded cloud, one line each at the end.
 
-    python -m local.scenarios all | NAME... [--lanes 2] [--loud]
+    python -m local.scenarios all | failures | NAME... [--lanes 2] [--loud]
 
 The raw record of each lies in out/scenarios/<name>/, that of the cloud in out/scenarios/cloud/. Exit code 1 when one
 is missed.
@@ -93,11 +93,11 @@ def perform_all(
 
 def chosen(names: Sequence[str]) -> list[Scenario]:
     """Return the scenarios of these names. Raises SystemExit, with what there is, for an unknown one."""
-    if list(names) == ["all"]:
-        return [scenario for scenario in SCENARIOS if not scenario.by_name_only]
+    if list(names) in (["all"], ["failures"]):
+        return [scenario for scenario in SCENARIOS if scenario.by_name_only == (names[0] == "failures")]
     known = {scenario.name: scenario for scenario in SCENARIOS}
     if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"no such scenario: {', '.join(unknown)}; there are all, {', '.join(known)}")
+        raise SystemExit(f"no such scenario: {', '.join(unknown)}; there are all, failures, {', '.join(known)}")
     return [known[name] for name in names]
 
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make run SCENARIO=", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("names", nargs="+", help=f"all, or of {', '.join(one.name for one in SCENARIOS)}")
+    parser.add_argument("names", nargs="+", help=f"all, failures, or of {', '.join(one.name for one in SCENARIOS)}")
     parser.add_argument("--lanes", type=int, default=LANES)
     parser.add_argument("--loud", action="store_true", help="tell what happens; so it is for one scenario anyway")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "scenarios")

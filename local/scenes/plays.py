@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from local.node_records import agent_lines
+from local.processes import NODE_MARKER, marked
 from local.scenes.stage import Missed, Stage
 
 Play = Callable[[Stage], None]
@@ -20,6 +21,7 @@ DISTURB_AT_STEP = 25
 NOTICE_S = 20.0
 SECOND_NOTICE_AFTER_S = 7.0
 FRAMEWORK_STEPS = 500
+KILLED_STEPS = 70
 DATASET = "documentation"
 SPENT_USD = 0.0001
 """Two machines of two vCPUs cost as much in five seconds."""
@@ -32,7 +34,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Scenario:
-    """`types`: instance types of its own, so that no fault reaches another one. `by_name_only`: not part of all."""
+    """`types`: instance types of its own, so that no fault reaches another one. `by_name_only`: not part of all, but
+    of `failures`, what each kind of death is answered by and when."""
 
     name: str
     types: tuple[str, ...]
@@ -279,6 +282,70 @@ def hang(stage: Stage) -> None:
     stage.check("both machines replaced", len(stage.instances()) == 4 and job.charged == {"hang": 1}, job.charged)
 
 
+def rank_killed(place: int) -> Play:
+    """Return the play of one rank that is killed; both machines stay."""
+
+    def play(stage: Stage) -> None:
+        stage.submit(steps=KILLED_STEPS)
+        stage.train_to(DISTURB_AT_STEP)
+        victim = stage.members()[place]
+        [pid] = _ranks_of(stage, victim)
+        os.kill(pid, signal.SIGKILL)
+        at = time.time()
+        stage.tell(f"rank process {pid} of {victim} is killed")
+        failed = stage.until("the end of the rank is reported", lambda: stage.history("failed"))[0]
+        stage.check_within("reported", failed["at"] - at, 5.0)
+        job = stage.finish()
+        bought = len(stage.instances()) - 2
+        again_s = stage.first_step_after(_began(stage, job.attempt), job.attempt)
+        stage.check_within(f"relaunched with {bought} new machines to the first new step", again_s, 20.0)
+
+    return play
+
+
+def node_killed(place: int) -> Play:
+    """Return the play of a machine that dies; its peer has to stop at once, and not by the collective's deadline."""
+
+    def play(stage: Stage) -> None:
+        stage.submit(steps=KILLED_STEPS)
+        stage.train_to(DISTURB_AT_STEP)
+        victim, peer = stage.members()[place], stage.members()[1 - place]
+        pids = _ranks_of(stage, peer)
+        stage.cloud.kill_node(victim)
+        at = time.time()
+        stage.tell(f"{victim} is dead")
+        stage.until("the ranks of its peer have ended", lambda: not any(map(_alive, pids)), within_s=60)
+        stage.check_within("ranks of the peer ended", time.time() - at, 10.0)
+        told = stage.until("the loss is recorded", lambda: stage.history("failed", "fleet_lost"))[0]
+        stage.check_within("recorded", told["at"] - at, 10.0)
+        job = stage.finish()
+        stage.check("one machine bought", len(stage.instances()) == 3, len(stage.instances()))
+        again_s = stage.first_step_after(_began(stage, job.attempt), job.attempt)
+        stage.check_within("relaunched, one survivor held, to the first new step", again_s, 10.0)
+
+    return play
+
+
+def agent_killed(place: int) -> Play:
+    """Return the play of an agent that is killed alone: nothing of its node may go on."""
+
+    def play(stage: Stage) -> None:
+        stage.submit(steps=KILLED_STEPS)
+        stage.train_to(DISTURB_AT_STEP)
+        victim = stage.members()[place]
+        ranks = _ranks_of(stage, victim)
+        [agent] = {_parent_of(pid) for pid in ranks}
+        os.kill(agent, signal.SIGKILL)
+        at = time.time()
+        stage.tell(f"the agent {agent} of {victim} is killed")
+        stage.until("nothing of the node runs", lambda: not marked(NODE_MARKER, victim), within_s=30)
+        stage.check_within("nothing of the node left", time.time() - at, 2.0)
+        job = stage.finish()
+        stage.check("the job recovered", job.attempt == 2, job.attempt)
+
+    return play
+
+
 def budget_spent(stage: Stage) -> None:
     """The budget is lowered below what the machines have cost already."""
     stage.submit(steps=2000)
@@ -361,6 +428,15 @@ SCENARIOS = (
     Scenario("hugging-face", ("r6a.large",), framework("examples.hugging_face")),
     Scenario("lightning", ("r5n.large",), framework("examples.lightning")),
     Scenario("hang", ("m5d.large",), hang, by_name_only=True),
+    *(
+        Scenario(f"{what}-killed-{who}", (kind,), play(place), by_name_only=True)
+        for what, play, kinds in (
+            ("rank", rank_killed, ("m6id.large", "m6in.large")),
+            ("node", node_killed, ("m7a.large", "r6id.large")),
+            ("agent", agent_killed, ("c6id.large", "c6in.large")),
+        )
+        for place, (who, kind) in enumerate(zip(("leader", "other"), kinds, strict=True))
+    ),
 )
 """Those that wait long come first, so that others run beside them."""
 
@@ -393,3 +469,19 @@ def _ranks_of(stage: Stage, instance: str) -> list[int]:
     if not started:
         raise Missed(f"{instance} has started no ranks")
     return list(started[-1]["pids"].values())
+
+
+def _began(stage: Stage, attempt: int) -> float:
+    return next(float(one["at"]) for one in stage.history("attempt_started") if one["attempt"] == attempt)
+
+
+def _parent_of(pid: int) -> int:
+    # proc_pid_stat(5): the parent is the second field after the name, which may hold anything, in brackets.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -197,6 +197,10 @@ class Stage:
         self.checks.append(Check(claim if told or not ok else "", ok, str(found)))
         self.tell(f"{'ok' if ok else 'MISSED'}: {claim} ({found})")
 
+    def check_within(self, what: str, seconds: float, bound_s: float) -> None:
+        """The claim that it took no longer than the bound is in the record, with the time."""
+        self.check(f"{what} after {seconds:.1f} s (<= {bound_s:g})", seconds <= bound_s, f"{seconds:.2f}")
+
     def tell(self, text: str) -> None:
         line = {"at": time.time(), "elapsed_s": round(time.time() - self.began_at, 3), "text": text}
         with (self.folder / "timeline.jsonl").open("a") as timeline:

@@ -38,5 +38,5 @@ def test_no_two_scenarios_share_an_instance_type() -> None:
 
 
 def test_an_unknown_scenario_is_answered_with_what_there_is() -> None:
-    with pytest.raises(SystemExit, match=r"no such scenario: nonsense; there are all, .*survivors-held"):
+    with pytest.raises(SystemExit, match=r"no such scenario: nonsense; there are all, failures, .*survivors-held"):
         chosen(["nonsense"])
