@@ -110,8 +110,12 @@ def test_what_is_left_out_gets_its_default() -> None:
         ({"training__seed": -1}, "bad_value", ["training.seed", "-1"]),
         ({"training__warmup_steps": 121}, "bad_value", ["training.warmup_steps", "121", "lower it"]),
         ({"training__micro_batch": 17}, "bad_value", ["training.micro_batch", "17", "global_batch 16"]),
-        ({"training__parallel": "zero"}, "bad_value", ["training.parallel", '"zero"', "ddp, fsdp or auto"]),
-        ({"training__parallel": "tp"}, "unsupported_parallelism", ["training.parallel", "tp", "ddp, fsdp or auto"]),
+        ({"training__parallel": "zero"}, "bad_value", ["training.parallel", '"zero"', "ddp, fsdp, hsdp or auto"]),
+        (
+            {"training__parallel": "tp"},
+            "unsupported_parallelism",
+            ["training.parallel", "tp", "ddp, fsdp, hsdp or auto"],
+        ),
         ({"training__precision": "fp8"}, "bad_value", ["training.precision", '"fp8"']),
         ({"training__model": {"preset": "huge"}}, "bad_value", ["training.model.preset", "tiny"]),
         ({"training__model": {}}, "bad_value", ["training.model", "lacks dim, layers", "preset"]),
@@ -293,6 +297,19 @@ def test_sizes_vocabulary_and_own_image_reach_the_nodes() -> None:
     assert spec.training.parallel == "fsdp"
 
 
+def test_how_the_model_is_run_reaches_the_nodes_and_is_left_out_where_nothing_is_asked() -> None:
+    options = {
+        "parallel": "hsdp", "activation_checkpointing": "selective", "compile": False, "prefetch": 2,
+        "reshard_after_forward": False,
+    }  # fmt: skip
+    asked = {f"training__{name}": value for name, value in options.items()}
+    spec = node_spec(read(**asked, training__model={"preset": "1b", "dropout": 0.1}), "job-1", ranks_per_node=8)
+    assert {name: getattr(spec.training, name) for name in options} == options
+    assert (spec.training.model.dim, spec.training.model.dropout) == (2048, 0.1)
+    plain = encode(node_spec(read(), "job-1", ranks_per_node=8))["training"]
+    assert not plain.keys() & (options.keys() - {"parallel"})
+
+
 @pytest.mark.parametrize("name", ["spec", "spec-own-image", "spec-environment"])
 def test_the_frozen_specs_bear_their_own_names(name: str) -> None:
     spec = decode(JobSpec, json.loads((ROOT / f"events/contract/v1/{name}.json").read_text()))
@@ -316,6 +333,8 @@ def parameters(model: ModelSpec) -> int:
         # As published for TinyLlama 1.1B and Llama 2 7B.
         ("1b", 1_100_048_384),
         ("7b", 6_738_415_616),
+        ("13b", 13_015_864_320),
+        ("70b", 68_976_648_192),
     ],
 )
 def test_a_preset_has_as_many_parameters_as_its_name_says(preset: str, count: int) -> None:

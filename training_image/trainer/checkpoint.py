@@ -23,9 +23,10 @@ from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
 )
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
 from job_contract.checkpoint_layout import (
     SavePointer,
@@ -73,21 +74,33 @@ def versions() -> dict[str, str]:
 
 
 class SavePlanner(dcp.DefaultSavePlanner):
-    """Gives what several ranks hold to the lowest of them outside `doomed`, whose nodes may end before the upload."""
+    """Deals what several ranks hold out to those of them outside `doomed`, whose nodes may end before the upload."""
 
     def __init__(self, doomed: frozenset[int]) -> None:
         super().__init__(dedup_save_to_lowest_rank=True)
         self.doomed = doomed
 
     def _dedup_save_plans(self, all_plans: list[SavePlan]) -> list[SavePlan]:
-        owners: dict[Any, int] = {}
-        for rank in sorted(range(len(all_plans)), key=lambda rank: (rank in self.doomed, rank)):
-            for item in all_plans[rank].items:
-                owners.setdefault(item.index, rank)
+        holders: dict[MetadataIndex, list[int]] = {}
+        sizes: dict[MetadataIndex, int] = {}
+        for rank, plan in enumerate(all_plans):
+            for item in plan.items:
+                holders.setdefault(item.index, []).append(rank)
+                sizes[item.index] = _size_bytes(item)
+        owners, dealt_bytes = {}, [0] * len(all_plans)
+        for index, ranks in holders.items():
+            living = [rank for rank in ranks if rank not in self.doomed] or ranks
+            owner = owners[index] = min(living, key=lambda rank: dealt_bytes[rank])
+            dealt_bytes[owner] += sizes[index]
         return [
             dataclasses.replace(plan, items=[item for item in plan.items if owners[item.index] == rank])
             for rank, plan in enumerate(all_plans)
         ]
+
+
+def _size_bytes(item: WriteItem) -> int:
+    data = item.tensor_data
+    return data.chunk.sizes.numel() * data.properties.dtype.itemsize if data else 0
 
 
 class SaveWriter(dcp.FileSystemWriter):
@@ -145,7 +158,7 @@ class Saves:
             save=name,
             step=step,
             world_size=self.ranks.world_size,
-            mesh=(self.ranks.world_size,),
+            mesh=self.config.mesh(self.ranks.world_size),
             config_hash=self.config.hash,
             corpus_digest=self.corpus_digest,
             versions=versions(),

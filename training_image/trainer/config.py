@@ -15,8 +15,30 @@ from trainer.endings import UserError
 BYTE_VALUES = 256
 LOWEST_RATE = 0.1  # of the peak, where the cosine ends
 
+PARALLEL = ("ddp", "fsdp", "hsdp")
+PRECISION = ("auto", "fp32", "bf16")
+CHECKPOINTING = ("none", "full", "selective")
+
 # Free to change between attempts: they move the last bits of a sum, not what is trained.
-FREE_FIELDS = ("parallel", "micro_batch", "init_from")
+FREE_FIELDS = (
+    "parallel",
+    "micro_batch",
+    "init_from",
+    "activation_checkpointing",
+    "compile",
+    "prefetch",
+    "reshard_after_forward",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the model is run: `prefetch` units are gathered ahead; `reshard` frees a gathered unit after its forward."""
+
+    checkpointing: str
+    compile: bool
+    prefetch: int
+    reshard: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +59,33 @@ class Config:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The fields that a resume must find unchanged."""
+        """The fields that a resume must find unchanged; what is left out of a spec is left out here."""
         fields = dataclasses.asdict(self.training)
-        return {name: value for name, value in fields.items() if name not in FREE_FIELDS}
+        return {name: value for name, value in fields.items() if name not in FREE_FIELDS and value is not None}
 
     @property
     def hash(self) -> str:
         return hashlib.sha256(canonical_json(self.fixed)).hexdigest()
+
+    def mesh(self, world_size: int) -> tuple[int, ...]:
+        """Return (replicas, ranks that share one) for hsdp, a node being one replica; else all ranks in one line."""
+        nodes = world_size // self.ranks_per_node
+        if self.training.parallel == "hsdp" and nodes > 1 and nodes * self.ranks_per_node == world_size:
+            return (nodes, self.ranks_per_node)
+        return (world_size,)
+
+    def options(self, *, gpu: bool) -> Options:
+        """Return what the spec asks for, and where it leaves the choice, what the device is best served by.
+
+        On CPUs compiling takes longer than it saves, and nothing is gathered over a wire (measured, torch 2.13).
+        """
+        training = self.training
+        return Options(
+            checkpointing=training.activation_checkpointing or "none",
+            compile=gpu if training.compile is None else training.compile,
+            prefetch=int(gpu) if training.prefetch is None else training.prefetch,
+            reshard=training.reshard_after_forward is not False,
+        )
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of the step after `step` finished ones: linear warm-up, then a cosine to a tenth."""
@@ -66,9 +108,12 @@ def _refuse(training: TrainingSpec) -> None:
     checks = {
         f"data.corpus is {training.data.corpus!r}; this image carries 'stdlib'": training.data.corpus == "stdlib",
         "init_from is not supported by this image": training.init_from is None,
-        f"parallel is {training.parallel!r}; known are ddp and fsdp": training.parallel in ("ddp", "fsdp"),
-        f"precision is {training.precision!r}; known are auto, fp32 and bf16": training.precision
-        in ("auto", "fp32", "bf16"),
+        f"parallel is {training.parallel!r}; known are {', '.join(PARALLEL)}": training.parallel in PARALLEL,
+        f"precision is {training.precision!r}; known are {', '.join(PRECISION)}": training.precision in PRECISION,
+        f"activation_checkpointing is {training.activation_checkpointing!r}; known are {', '.join(CHECKPOINTING)}": (
+            training.activation_checkpointing in (None, *CHECKPOINTING)
+        ),
+        f"prefetch is {training.prefetch}; it must be at least 0": (training.prefetch or 0) >= 0,
         f"model.vocab is {model.vocab}; byte tokens need at least {BYTE_VALUES}": model.vocab >= BYTE_VALUES,
         f"model.dim {model.dim} is not a multiple of 2 x heads {model.heads}": model.dim % (2 * model.heads) == 0,
         f"model.heads {model.heads} is not a multiple of kv_heads {model.kv_heads}": model.heads % model.kv_heads == 0,

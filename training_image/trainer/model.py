@@ -7,14 +7,28 @@ F width of the feed-forward part, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from job_contract.spec import ModelSpec
 
 INIT_STD = 0.02
+
+# Selective checkpointing keeps what is dear to compute again: products of matrices, and attention on each device.
+KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
 
 
 class RMSNorm(nn.Module):
@@ -80,8 +94,25 @@ class Block(nn.Module):
         self.attention_norm, self.attention = RMSNorm(spec.dim), Attention(spec)
         self.feed_forward_norm, self.feed_forward = RMSNorm(spec.dim), FeedForward(spec)
         self.dropout = nn.Dropout(spec.dropout)
+        self.checkpointing = "none"
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+        if self.checkpointing == "none" or not self.training:
+            return self._mixed(x_BTD, cos_TE, sin_TE)
+        kept: dict[str, Any] = {}
+        if self.checkpointing == "selective":
+            kept["context_fn"] = partial(create_selective_checkpoint_contexts, _kept)
+        return checkpoint(
+            self._mixed,
+            x_BTD,
+            cos_TE,
+            sin_TE,
+            use_reentrant=False,
+            preserve_rng_state=self.dropout.p > 0,
+            **kept,
+        )
+
+    def _mixed(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), cos_TE, sin_TE))
         return x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
 
@@ -118,6 +149,10 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x_BTD = block(x_BTD, cos_TE, sin_TE)
         return self.head(self.norm(x_BTD))
+
+
+def _kept(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:

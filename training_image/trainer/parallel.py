@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +27,7 @@ STEP_TIMEOUT = timedelta(seconds=90)
 # Ranks wait in this group for the slowest download or write; a peer that dies is seen at once whatever the timeout.
 SAVE_TIMEOUT = timedelta(minutes=30)
 BETAS = (0.9, 0.95)
+STATE_BYTES = 16  # a parameter: fp32 weight, gradient and two moments
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ class Learner:
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
         self.times = StepTimes(ranks.device)
+        self.mesh, self.options = config.mesh(ranks.world_size), config.options(gpu=ranks.device.type == "cuda")
         with torch.device("meta"):
             self.model = Decoder(config.model, config.training.sequence_length)
+        self._prepare_blocks()
         bf16 = config.training.precision == "bf16" or (
             config.training.precision == "auto" and ranks.device.type == "cuda"
         )
@@ -95,6 +98,8 @@ class Learner:
         self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self.optimizer = self._adamw()
         self.reset()
+        if ranks.rank == 0:
+            print(self._told(), flush=True)
 
     @property
     def multiplying(self) -> int:
@@ -170,18 +175,47 @@ class Learner:
         net.register_comm_hook(self.times, _sum_gradients)
         return net
 
+    def _prepare_blocks(self) -> None:
+        """Blocks recompute, then are compiled; sharding comes last, so that its hooks stay outside of both."""
+        for block in self.model.blocks:
+            block.checkpointing = self.options.checkpointing
+            if self.options.compile:
+                block.compile(fullgraph=True)
+
     def _sharded(self) -> nn.Module:
-        mesh = init_device_mesh(self.ranks.device.type, (self.ranks.world_size,), mesh_dim_names=("shard",))
+        names = ("replicate", "shard")[-len(self.mesh) :]
+        mesh = init_device_mesh(self.ranks.device.type, self.mesh, mesh_dim_names=names)
         policy = MixedPrecisionPolicy(param_dtype=self.half, reduce_dtype=torch.float32 if self.half else None)
         for module in (*self.model.blocks, self.model):
-            sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+            # The root's parameters are needed again at once, by the backward pass that starts with them.
+            reshard = self.options.reshard and module is not self.model
+            sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
             # The loss is divided by the tokens of the global batch, so gradients are summed. gloo has no PREMUL_SUM.
             sharded.set_force_sum_reduction_for_comms(True)
             sharded.set_gradient_divide_factor(1.0)
+        self._gather_ahead()
         self._materialize()
         if self.ranks.device.type == "cpu":
             time_sharding(self.times)
         return self.model
+
+    def _gather_ahead(self) -> None:
+        blocks: list[FSDPModule] = list(self.model.blocks)  # type: ignore[arg-type]
+        for index, block in enumerate(blocks if self.options.prefetch else ()):
+            block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + self.options.prefetch])
+            first = max(0, index - self.options.prefetch)
+            block.set_modules_to_backward_prefetch(blocks[first:index][::-1])
+
+    def _told(self) -> str:
+        whole = sum(parameter.numel() for parameter in self.parameters.values())
+        held = sum(
+            (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+            for parameter in self.parameters.values()
+        )
+        return (
+            f"{self.config.training.parallel} on a mesh of {' x '.join(map(str, self.mesh))}: {whole:,} parameters, "
+            f"{held * STATE_BYTES / 1e9:.2f} GB of state a rank; {self.options}"
+        )
 
     def _materialize(self) -> None:
         self.model.to_empty(device=self.ranks.device)

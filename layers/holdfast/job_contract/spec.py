@@ -29,7 +29,11 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
-    """`global_batch` is in sequences per optimizer step, `sequence_length` in tokens, `micro_batch` in sequences."""
+    """`global_batch` is in sequences per optimizer step, `sequence_length` in tokens, `micro_batch` in sequences.
+
+    `activation_checkpointing` is none, full or selective. None in it, in `compile`, `prefetch` (units gathered ahead)
+    or `reshard_after_forward` leaves the choice to the trainer, by device.
+    """
 
     model: ModelSpec
     data: DataSpec
@@ -45,6 +49,10 @@ class TrainingSpec:
     seed: int = 0
     micro_batch: int | None = None
     init_from: str | None = None
+    activation_checkpointing: str | None = None
+    compile: bool | None = None
+    prefetch: int | None = None
+    reshard_after_forward: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

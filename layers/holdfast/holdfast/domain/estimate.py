@@ -80,8 +80,9 @@ def flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 def state_bytes(model: ModelSpec, parallel: str, ranks: int, *, half: bool) -> int:
     """Return bytes on one rank that do not depend on the batch: its state, and what stands gathered at once.
 
-    DDP holds everything, and with bf16 the cast weights. FSDP holds its part, and one unit gathered with its gradient;
-    the largest unit is a layer or the two embeddings, which are one unit.
+    `ranks` share one replica: all of them with FSDP, those of one node with HSDP. DDP holds everything, and with bf16
+    the cast weights. FSDP and HSDP hold their part, and one unit gathered with its gradient; the largest unit is a
+    layer or the two embeddings, which are one unit.
     """
     weights = parameters(model)
     if parallel == "ddp":
@@ -90,21 +91,37 @@ def state_bytes(model: ModelSpec, parallel: str, ranks: int, *, half: bool) -> i
     return STATE_BYTES * weights // ranks + (2 if ranks > 1 else 0) * (2 if half else 4) * unit
 
 
-def activation_bytes(model: ModelSpec, sequence_length: int, sequences: int, *, half: bool) -> int:
-    """Return bytes kept for the backward pass of one micro-batch, without recomputation.
+def activation_bytes(
+    model: ModelSpec, sequence_length: int, sequences: int, *, half: bool, checkpointing: str = "none"
+) -> int:
+    """Return bytes kept for the backward pass of one micro-batch.
 
     Elements a token and layer: six of the width (norms, queries, attention in and out), two of the keys' and values'
     width, four of the feed-forward width; the attention matrix is never stored. At the end the logits, with their
-    gradient, in fp32.
+    gradient, in fp32. Full checkpointing keeps the layer's input alone; selective keeps that and the products: of the
+    width queries, attention and the two outputs, keys and values, and two of the feed-forward width. One layer at a
+    time is whole again while its gradient is computed; the logits are gone by then.
     """
     kv_dim = model.dim // model.heads * model.kv_heads
-    layer = 6 * model.dim + 2 * kv_dim + 4 * model.ffn_dim
-    return sequence_length * sequences * (model.layers * layer * (2 if half else 4) + 8 * model.vocab)
+    whole = 6 * model.dim + 2 * kv_dim + 4 * model.ffn_dim
+    kept = {"none": whole, "full": model.dim, "selective": 5 * model.dim + 2 * kv_dim + 2 * model.ffn_dim}[
+        checkpointing
+    ]
+    element, again = (2 if half else 4), whole - kept
+    return sequence_length * sequences * (model.layers * kept * element + max(again * element, 8 * model.vocab))
 
 
 def save_bytes_per_node(model: ModelSpec, nodes: int) -> int:
     """Return what one node writes of a save: every mode deals the state out evenly."""
     return -(-SAVED_BYTES * parameters(model) // nodes)
+
+
+def staged_bytes_per_node(model: ModelSpec, parallel: str, nodes: int) -> int:
+    """Return what a node copies into host memory at most, so that training goes on while a save is written.
+
+    A node with a whole replica may have to write all of it: when the others are about to end.
+    """
+    return save_bytes_per_node(model, 1 if parallel in ("ddp", "hsdp") else nodes)
 
 
 @dataclass(frozen=True)

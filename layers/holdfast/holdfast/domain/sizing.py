@@ -18,6 +18,7 @@ from holdfast.domain.estimate import (
     flops_per_token,
     pace,
     save_bytes_per_node,
+    staged_bytes_per_node,
     state_bytes,
 )
 from job_contract.spec import ModelSpec
@@ -46,6 +47,7 @@ class PlanRequest:
     budget_usd: float | None = None
     finish_by_at: float | None = None
     own_image: bool = False
+    checkpointing: str = "none"
 
 
 @dataclass(frozen=True)
@@ -115,19 +117,31 @@ class Sized:
         return self.kind.memory_bytes - min(HOST_RESERVE_BYTES, self.kind.memory_bytes // 4)
 
     def state_bytes(self, nodes: int) -> int:
-        return state_bytes(self.asked.model, self.parallel, nodes * self.kind.ranks, half=self.half)
+        sharing = self.kind.ranks * (1 if self.parallel == "hsdp" else nodes)
+        return state_bytes(self.asked.model, self.parallel, sharing, half=self.half)
 
-    def activation_bytes(self, sequences: int) -> int:
-        return activation_bytes(self.asked.model, self.asked.sequence_length, sequences, half=self.half)
+    def activation_bytes(self, sequences: int, checkpointing: str | None = None) -> int:
+        return activation_bytes(
+            self.asked.model,
+            self.asked.sequence_length,
+            sequences,
+            half=self.half,
+            checkpointing=checkpointing or self.asked.checkpointing,
+        )
 
     @property
     def memory_need_bytes(self) -> int:
         return self.state_bytes(self.asked.nodes) + self.activation_bytes(self.micro_batch)
 
     @property
+    def staged_bytes(self) -> int:
+        return staged_bytes_per_node(self.asked.model, self.parallel, self.asked.nodes)
+
+    @property
     def host_need_bytes(self) -> int:
-        """A GPU node stages its part of a save in host memory; without GPUs the state is there already."""
-        return self.save_bytes + HOST_RESERVE_BYTES if self.kind.gpus else 2 * self.save_bytes
+        """What a node needs so that saves are staged in host memory; without GPUs the training is there as well."""
+        reserve = min(HOST_RESERVE_BYTES, self.kind.memory_bytes // 4)
+        return self.staged_bytes + reserve + (0 if self.kind.gpus else self.memory_need_bytes)
 
     @property
     def disk_bytes(self) -> int:
@@ -238,6 +252,7 @@ class Sized:
             where,
             f"{need} of {there} a rank",
             f"{self.parallel}: {why}",
+            f"a node stages {gib(self.staged_bytes)} of a save in its memory, and has {gib(self.kind.memory_bytes)}",
         ]
 
     @property

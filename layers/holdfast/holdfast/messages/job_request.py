@@ -39,9 +39,11 @@ PRESETS: dict[str, ModelSpec] = {
     "tiny": ModelSpec(dim=128, layers=4, heads=4, kv_heads=2, ffn_dim=384, vocab=BYTE_VOCAB),
     "small": ModelSpec(dim=256, layers=4, heads=8, kv_heads=4, ffn_dim=768, vocab=BYTE_VOCAB),
     "125m": ModelSpec(dim=768, layers=12, heads=12, kv_heads=4, ffn_dim=2048, vocab=32_000),
-    # The sizes of TinyLlama 1.1B and of Llama 2 7B.
+    # The sizes of TinyLlama 1.1B and of Llama 2.
     "1b": ModelSpec(dim=2048, layers=22, heads=32, kv_heads=4, ffn_dim=5632, vocab=32_000),
     "7b": ModelSpec(dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=11_008, vocab=32_000),
+    "13b": ModelSpec(dim=5120, layers=40, heads=40, kv_heads=40, ffn_dim=13_824, vocab=32_000),
+    "70b": ModelSpec(dim=8192, layers=80, heads=64, kv_heads=8, ffn_dim=28_672, vocab=32_000),
 }
 SHELL_CHARACTERS = frozenset("`$;|&<>\\\"'")
 SIZES = ("dim", "layers", "heads", "kv_heads", "ffn_dim")
@@ -87,7 +89,7 @@ class _Part(BaseModel):
 class Model(_Part):
     """A Llama-like decoder: a preset, or all five sizes."""
 
-    preset: Literal["tiny", "small", "125m", "1b", "7b"] | None = Field(
+    preset: Literal["tiny", "small", "125m", "1b", "7b", "13b", "70b"] | None = Field(
         None, description=f"one of {', '.join(PRESETS)}"
     )
     dim: int | None = Field(None, ge=2, le=65_536, description="the model's width, a whole number from 2 to 65536")
@@ -105,6 +107,7 @@ class Model(_Part):
         le=1_048_576,
         description=f"tokens in the vocabulary, a whole number from {BYTE_VOCAB} to 1048576",
     )
+    dropout: float | None = Field(None, ge=0, lt=1, description="share of values dropped in training, 0 to below 1")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Model:
@@ -139,7 +142,8 @@ class Model(_Part):
     def as_spec(self) -> ModelSpec:
         """Return the sizes, those of the preset where one is named."""
         spec = PRESETS[self.preset] if self.preset else ModelSpec(**{name: getattr(self, name) for name in SIZES})
-        return spec if self.vocab is None else ModelSpec(**{**vars(spec), "vocab": self.vocab})
+        changed = {name: value for name in ("vocab", "dropout") if (value := getattr(self, name)) is not None}
+        return ModelSpec(**{**vars(spec), **changed})
 
 
 class Data(_Part):
@@ -179,7 +183,7 @@ class Training(_Part):
     )
     weight_decay: float = Field(0.1, ge=0, le=10, description="AdamW's weight decay, a number from 0 to 10")
     clip_norm: float = Field(1.0, gt=0, le=1_000_000, description="the largest gradient norm, a number above 0")
-    parallel: Literal["ddp", "fsdp", "auto"] = Field("auto", description="ddp, fsdp or auto")
+    parallel: Literal["ddp", "fsdp", "hsdp", "auto"] = Field("auto", description="ddp, fsdp, hsdp or auto")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto, fp32 or bf16")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="a whole number from 0 to 2**63 - 1")
     micro_batch: int | None = Field(
@@ -190,6 +194,17 @@ class Training(_Part):
         max_length=1_024,
         pattern=r"^s3://[a-z0-9.-]{3,63}/\S+$",
         description="a save whose weights alone are the start, s3://bucket/key",
+    )
+
+    activation_checkpointing: Literal["none", "full", "selective"] | None = Field(
+        None, description="what is computed again in the backward pass to save memory: none, full or selective"
+    )
+    compile: bool | None = Field(None, description="whether each block is compiled; by default on GPUs only")
+    prefetch: int | None = Field(
+        None, ge=0, le=8, description="blocks gathered ahead with fsdp and hsdp, 0 to 8; by default 1 on GPUs"
+    )
+    reshard_after_forward: bool | None = Field(
+        None, description="whether gathered weights are freed between forward and backward; by default true"
     )
 
     @model_validator(mode="after")

@@ -38,6 +38,7 @@ def plan_request(request: JobRequest) -> PlanRequest:
         budget_usd=limits.budget_usd,
         finish_by_at=limits.finish_by_at,
         own_image=request.image is not None,
+        checkpointing=training.activation_checkpointing or "none",
     )
 
 
