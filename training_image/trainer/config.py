@@ -107,7 +107,9 @@ def _refuse(training: TrainingSpec) -> None:
     model = training.model
     checks = {
         f"data.corpus is {training.data.corpus!r}; this image carries 'stdlib'": training.data.corpus == "stdlib",
-        "init_from is not supported by this image": training.init_from is None,
+        f"init_from is {training.init_from!r}; this image reads file:///folder": (
+            training.init_from is None or training.init_from.startswith("file:///")
+        ),
         f"parallel is {training.parallel!r}; known are {', '.join(PARALLEL)}": training.parallel in PARALLEL,
         f"precision is {training.precision!r}; known are {', '.join(PRECISION)}": training.precision in PRECISION,
         f"activation_checkpointing is {training.activation_checkpointing!r}; known are {', '.join(CHECKPOINTING)}": (

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from job_contract.spec import ModelSpec
 
 INIT_STD = 0.02
+NORM_EPS = 1e-5
 
 # Selective checkpointing keeps what is dear to compute again: products of matrices, and attention on each device.
 KEPT = frozenset(
@@ -39,7 +40,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD, (x_BTD.shape[-1],), self.weight, 1e-5)
+        return F.rms_norm(x_BTD, (x_BTD.shape[-1],), self.weight, NORM_EPS)
 
 
 class Attention(nn.Module):

@@ -15,10 +15,12 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
 from trainer.endings import UserError
+from trainer.llama import Weights
 from trainer.model import Decoder, initial_value
 from trainer.timing import StepTimes, time_sharding
 
@@ -133,6 +135,22 @@ class Learner:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def start_from(self, weights: Weights) -> None:
+        """The parameters are those in the folder; each rank has read its own part. Raises UserError."""
+        for name, parameter in self.parameters.items():
+            shape, part = tuple(parameter.shape), ()
+            local = parameter
+            if isinstance(parameter, DTensor):
+                local = parameter.to_local()
+                sizes, starts = compute_local_shape_and_global_offset(
+                    parameter.shape, parameter.device_mesh, parameter.placements
+                )
+                part = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+                if not local.numel():
+                    continue
+            local.copy_(weights.read(name, shape, part))
 
     def set_step(self, step: int) -> None:
         """AdamW corrects its moments as after `step` steps."""

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
 from trainer.control import Agreement, ControlFile, Order
 from trainer.corpus import open_corpus
-from trainer.endings import Diverged
+from trainer.endings import Diverged, UserError
 from trainer.flops import flops_per_token, mfu, peak_of
+from trainer.llama import Weights
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
 from trainer.preflight import check_network, reachable
@@ -118,6 +120,7 @@ def warm_up(run: Run) -> None:
 def start_or_resume(run: Run, job: JobFile) -> None:
     """The run stands where the save left it, or at step 0. Raises what `Restore.into` raises."""
     if job.resume_from is None:
+        load_weights(run)
         return
     show(run, "restoring")
     started = time.perf_counter()
@@ -126,6 +129,26 @@ def start_or_resume(run: Run, job: JobFile) -> None:
     run.learner.set_step(run.step)
     run.saves.restored, run.fell_back = restored.pointer, restored.fell_back
     run.journal.event("restored", save=restored.pointer.save, step=run.step, seconds=time.perf_counter() - started)
+
+
+def load_weights(run: Run) -> None:
+    """The training starts from the weights that the spec names, if it names some. Raises UserError on every rank."""
+    uri, config = run.config.training.init_from, run.config
+    if uri is None:
+        return
+    show(run, "loading_weights")
+    digest, fault = "", ""
+    try:
+        weights = Weights(Path(unquote(urlsplit(uri).path)), config.model)
+        if run.ranks.rank % config.ranks_per_node == 0:
+            digest = weights.digest()
+        run.learner.start_from(weights)
+    except UserError as error:
+        fault = str(error)
+    faults, digests = (sorted({str(item) for item in run.ranks.collect(one)} - {""}) for one in (fault, digest))
+    if faults or len(digests) > 1:
+        raise UserError(faults[0] if faults else f"init_from differs between the nodes: {', '.join(digests)}")
+    run.journal.event("weights_loaded", uri=uri, sha256=digests[0])
 
 
 def loop(run: Run) -> Outcome:

@@ -66,7 +66,7 @@ def test_the_device_decides_where_the_spec_says_nothing():
         ({"activation_checkpointing": "some"}, "activation_checkpointing"),
         ({"prefetch": -1}, "prefetch"),
         ({"global_batch": 0}, "global_batch"),
-        ({"init_from": "job-0"}, "init_from"),
+        ({"init_from": "s3://bucket/llama"}, "init_from"),
         ({"model": {"kv_heads": 3}}, "kv_heads"),
         ({"model": {"vocab": 100}}, "vocab"),
     ],

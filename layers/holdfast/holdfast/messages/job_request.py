@@ -192,8 +192,8 @@ class Training(_Part):
     init_from: str | None = Field(
         None,
         max_length=1_024,
-        pattern=r"^s3://[a-z0-9.-]{3,63}/\S+$",
-        description="a save whose weights alone are the start, s3://bucket/key",
+        pattern=r"^(s3://[a-z0-9.-]{3,63}|file://)/\S+$",
+        description="weights to start from in Hugging Face's Llama layout, a folder on the nodes: file:///mnt/folder",
     )
 
     activation_checkpointing: Literal["none", "full", "selective"] | None = Field(
