@@ -47,9 +47,9 @@ def test_what_is_not_built_yet_is_refused_by_its_field(part: str, field: str, va
 
 
 def test_weights_on_a_mount_of_the_nodes_are_passed_on() -> None:
-    request = {**SAMPLE, "training": {**SAMPLE["training"], "init_from": "file:///fsx/llama-7b"}}
+    request = {**SAMPLE, "training": {**SAMPLE["training"], "init_from": "file:///mnt/llama-7b"}}
     accepted = read_acceptance(json.dumps(request), now=5.0, bucket="checkpoints")
-    assert accepted.asked.training.init_from == "file:///fsx/llama-7b"
+    assert accepted.asked.training.init_from == "file:///mnt/llama-7b"
 
 
 def test_machines_are_asked_for_by_type_in_the_order_of_the_request() -> None:

@@ -26,7 +26,7 @@ from holdfast.messages.job_request import (
     request_identity,
     spec_id,
 )
-from job_contract.spec import CheckpointSpec, ImageSpec, JobSpec, ModelSpec
+from job_contract.spec import CheckpointSpec, ImageSpec, JobSpec, LoraSpec, ModelSpec
 from job_contract.version import decode, encode
 
 ROOT = Path(__file__).parents[2]
@@ -310,7 +310,40 @@ def test_how_the_model_is_run_reaches_the_nodes_and_is_left_out_where_nothing_is
     assert not plain.keys() & (options.keys() - {"parallel"})
 
 
-@pytest.mark.parametrize("name", ["spec", "spec-own-image", "spec-environment"])
+def test_adapters_are_asked_for_by_lora_and_have_defaults() -> None:
+    def lora_of(**asked: Any) -> LoraSpec | None:
+        changes = {f"training__{name}": value for name, value in asked.items()}
+        return node_spec(read(**changes), "job-1", ranks_per_node=1).training.lora
+
+    assert lora_of() is lora_of(trainable="all") is None
+    assert lora_of(trainable="lora") == LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
+    asked = {"rank": 4, "alpha": 2, "targets": ["down_proj"]}
+    assert lora_of(trainable="lora", lora=asked) == LoraSpec(rank=4, alpha=2.0, targets=("down_proj",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"training__lora": {"rank": 4}}, "bad_value", ["training.lora", 'trainable to "lora"']),
+        ({"training__trainable": "some"}, "bad_value", ["training.trainable", "all, or lora"]),
+        (
+            {"training__trainable": "lora", "training__lora": {"targets": ["qkv"]}},
+            "bad_value",
+            ["training.lora.targets", "qkv"],
+        ),
+        ({"training__activation_checkpointing": "some"}, "bad_value", ["none, full or selective"]),
+        ({"training__prefetch": 9}, "bad_value", ["training.prefetch", "0 to 8"]),
+        ({"training__init_from": "file:///mnt/../etc"}, "bad_value", ["training.init_from", "file:///mnt/folder"]),
+        ({"training__init_from": "file:///etc/llama"}, "bad_value", ["training.init_from", "file:///mnt/folder"]),
+    ],
+)
+def test_a_way_to_train_that_makes_no_sense_is_refused(changes: dict[str, Any], code: str, words: list[str]) -> None:
+    rejected = refusal(sample(**changes))
+    assert rejected.code == code
+    assert [word for word in words if word not in rejected.reason] == []
+
+
+@pytest.mark.parametrize("name", ["spec", "spec-own-image", "spec-environment", "spec-options"])
 def test_the_frozen_specs_bear_their_own_names(name: str) -> None:
     spec = decode(JobSpec, json.loads((ROOT / f"events/contract/v1/{name}.json").read_text()))
     assert spec_id(spec) == spec.spec_id

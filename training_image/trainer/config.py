@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from job_contract.spec import CheckpointSpec, JobSpec, ModelSpec, TrainingSpec
-from job_contract.version import canonical_json
+from job_contract.version import canonical_json, plain
 from trainer.endings import UserError
 
 BYTE_VALUES = 256
@@ -18,6 +18,17 @@ LOWEST_RATE = 0.1  # of the peak, where the cosine ends
 PARALLEL = ("ddp", "fsdp", "hsdp")
 PRECISION = ("auto", "fp32", "bf16")
 CHECKPOINTING = ("none", "full", "selective")
+
+# What adapters can be put beside: the names in Hugging Face's Llama, and ours.
+TARGETS = {
+    "q_proj": "attention.query",
+    "k_proj": "attention.key",
+    "v_proj": "attention.value",
+    "o_proj": "attention.output",
+    "gate_proj": "feed_forward.gate",
+    "up_proj": "feed_forward.up",
+    "down_proj": "feed_forward.output",
+}
 
 # Free to change between attempts: they move the last bits of a sum, not what is trained.
 FREE_FIELDS = (
@@ -60,7 +71,7 @@ class Config:
     @property
     def fixed(self) -> dict[str, Any]:
         """The fields that a resume must find unchanged; what is left out of a spec is left out here."""
-        fields = dataclasses.asdict(self.training)
+        fields = {**dataclasses.asdict(self.training), "lora": plain(self.training.lora)}
         return {name: value for name, value in fields.items() if name not in FREE_FIELDS and value is not None}
 
     @property
@@ -124,6 +135,12 @@ def _refuse(training: TrainingSpec) -> None:
         )
         > 0,
     }
+    if training.lora is not None:
+        unknown = [target for target in training.lora.targets if target not in TARGETS]
+        checks[f"lora.targets holds {unknown}; known are {', '.join(TARGETS)}"] = not unknown
+        checks["lora.rank must be positive, and lora.targets not empty"] = bool(
+            training.lora.rank > 0 and training.lora.targets
+        )
     wrong = [text for text, holds in checks.items() if not holds]
     if wrong:
         raise UserError("; ".join(wrong))

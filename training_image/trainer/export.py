@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
 from job_contract.checkpoint_layout import MANIFEST_FILE, Manifest, read_manifest
-from job_contract.spec import ModelSpec
+from job_contract.spec import LoraSpec, ModelSpec
 from job_contract.version import ContractError, build
 from trainer.checkpoint import METADATA_FILE, LoadPlanner, Refused, VerifiedReader, read_metadata
 from trainer.endings import UserError
-from trainer.llama import CONFIG_FILE, INDEX_FILE, SUMS_FILE, llama_config, llama_name, sums
+from trainer.llama import CONFIG_FILE, INDEX_FILE, SUMS_FILE, Weights, base_of_seed, llama_config, llama_name, sums
+from trainer.model import Decoder, initial_value
 
 FILE_BYTES = 5_000_000_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,6 +48,7 @@ class Save:
             raise UserError(f"{folder} is no whole save: {error}") from error
         self.config: dict[str, Any] = self.manifest.facts["config"]
         self.model: ModelSpec = build(ModelSpec, self.config["model"])
+        self.lora: LoraSpec | None = build(LoraSpec, self.config["lora"]) if "lora" in self.config else None
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -63,7 +65,37 @@ class Save:
         return {name[len(PREFIX) :]: tensor for name, tensor in tensors.items()}
 
 
-def export(save: Save, target: Path, *, dtype: str = "float32", file_bytes: int = FILE_BYTES) -> None:
+class Merged:
+    """The whole parameters of a LoRA job: base and adapters in one. Raises UserError where the base is another."""
+
+    def __init__(self, save: Save, lora: LoraSpec, base: Path | None) -> None:
+        self.save, self.model, self.config, self.lora = save, save.model, save.config, lora
+        self.weights = Weights(base, save.model) if base else None
+        found = self.weights.digest() if self.weights else base_of_seed(self.config)
+        wanted = save.manifest.facts.get("base_sha256")
+        if found != wanted:
+            raise UserError(f"the adapters belong to a base with the digest {wanted}, this one has {found}; name it")
+        with torch.device("meta"):
+            whole = Decoder(save.model, 2)
+        self.shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return whole parameters."""
+        return {name: self._merged(name, self.shapes[name]) for name in names}
+
+    def _merged(self, name: str, shape: torch.Size) -> Tensor:
+        if self.weights:
+            base = self.weights.read(name, tuple(shape), ()).float()
+        else:
+            base = initial_value(name, shape, self.model, self.config["seed"])
+        ends = [f"{name.removesuffix('weight')}{end}" for end in ("adapter_out", "adapter_in")]
+        if ends[0] not in self.save.shapes:
+            return base
+        adapters = self.save.read(ends)
+        return base + adapters[ends[0]] @ adapters[ends[1]] * (self.lora.alpha / self.lora.rank)
+
+
+def export(save: Save | Merged, target: Path, *, dtype: str = "float32", file_bytes: int = FILE_BYTES) -> None:
     """The folder `target` is new, and `AutoModelForCausalLM.from_pretrained` reads it."""
     draft = _draft(target)
     names = [*cut(save.shapes, DTYPES[dtype].itemsize, file_bytes)]
@@ -78,6 +110,21 @@ def export(save: Save, target: Path, *, dtype: str = "float32", file_bytes: int 
     if len(names) > 1:
         _write_json(draft / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": index})
     _write_json(draft / CONFIG_FILE, llama_config(save.model, save.config["sequence_length"], dtype))
+    _finish(draft, target, digests)
+
+
+def export_adapters(save: Save, lora: LoraSpec, target: Path) -> None:
+    """The folder `target` is new and holds the adapters alone, as PEFT names them."""
+    draft = _draft(target)
+    tensors = {}
+    for name, tensor in save.read(save.shapes).items():
+        module, _, end = name.rpartition(".")
+        theirs = llama_name(f"{module}.weight").removesuffix(".weight")
+        side = {"adapter_in": "lora_A", "adapter_out": "lora_B"}[end]
+        tensors[f"base_model.model.{theirs}.{side}.weight"] = tensor
+    digests = {"adapter_model.safetensors": _write(draft / "adapter_model.safetensors", tensors)}
+    told = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets), "lora_dropout": 0.0}
+    _write_json(draft / "adapter_config.json", {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", **told})
     _finish(draft, target, digests)
 
 
@@ -135,15 +182,23 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("save", type=Path, help="the folder of a committed save, with its manifest.json")
     parser.add_argument("target", type=Path, help="the folder to write, which must not exist")
+    parser.add_argument("--base", type=Path, help="of a LoRA job: the folder with the weights that it started from")
+    parser.add_argument("--adapters", action="store_true", help="of a LoRA job: write the adapters alone")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights written (float32)")
     asked = parser.parse_args(arguments)
     try:
         save = Save(asked.save)
-        export(save, asked.target, dtype=asked.dtype)
+        if save.lora is None and (asked.adapters or asked.base):
+            raise UserError(f"{asked.save} holds whole weights; leave --adapters and --base out")
+        if save.lora is not None and asked.adapters:
+            export_adapters(save, save.lora, asked.target)
+        else:
+            source = save if save.lora is None else Merged(save, save.lora, asked.base)
+            export(source, asked.target, dtype=asked.dtype)
     except (UserError, Refused) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{asked.target}: {len(save.shapes)} tensors of {save.manifest.save}, {asked.dtype}")
+    print(f"{asked.target}: weights of {save.manifest.save}")
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from job_contract.spec import ModelSpec
+from job_contract.version import canonical_json
 from trainer.endings import UserError
 from trainer.model import NORM_EPS
 
@@ -133,6 +134,11 @@ class Weights:
             return safe_open(self.folder / name, framework="pt")
         except (SafetensorError, OSError) as error:
             raise UserError(f"init_from: {name} in {self.folder} cannot be read: {error}") from error
+
+
+def base_of_seed(fixed: Mapping[str, Any]) -> str:
+    """Return the digest of a frozen base that no file holds: seed and sizes of the config make it."""
+    return hashlib.sha256(canonical_json({"seed": fixed["seed"], "model": fixed["model"]})).hexdigest()
 
 
 def sums(digests: dict[str, str]) -> bytes:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Config
 from trainer.endings import UserError
 from trainer.llama import Weights
-from trainer.model import Decoder, initial_value
+from trainer.model import Decoder, initial_value, is_adapter
 from trainer.timing import StepTimes, time_sharding
 
 START_TIMEOUT = timedelta(seconds=300)
@@ -29,7 +29,8 @@ STEP_TIMEOUT = timedelta(seconds=90)
 # Ranks wait in this group for the slowest download or write; a peer that dies is seen at once whatever the timeout.
 SAVE_TIMEOUT = timedelta(minutes=30)
 BETAS = (0.9, 0.95)
-STATE_BYTES = 16  # a parameter: fp32 weight, gradient and two moments
+STATE_BYTES = 16  # a trained parameter: fp32 weight, gradient and two moments
+FROZEN_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,16 @@ class Learner:
         self.times = StepTimes(ranks.device)
         self.mesh, self.options = config.mesh(ranks.world_size), config.options(gpu=ranks.device.type == "cuda")
         with torch.device("meta"):
-            self.model = Decoder(config.model, config.training.sequence_length)
+            self.model = Decoder(config.model, config.training.sequence_length, config.training.lora)
         self._prepare_blocks()
         bf16 = config.training.precision == "bf16" or (
             config.training.precision == "auto" and ranks.device.type == "cuda"
         )
         self.half = torch.bfloat16 if bf16 else None
         self.net = self._replicated() if config.training.parallel == "ddp" else self._sharded()
-        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
+        everything = dict(self.model.named_parameters())
+        self.parameters = {name: one for name, one in everything.items() if one.requires_grad}
+        self.frozen = {name: one for name, one in everything.items() if not one.requires_grad}
         self.optimizer = self._adamw()
         self.reset()
         if ranks.rank == 0:
@@ -106,10 +109,11 @@ class Learner:
     @property
     def multiplying(self) -> int:
         """Return the number of parameters that multiply something: all but the embedding's."""
-        return sum(one.numel() for name, one in self.parameters.items() if not name.startswith("embedding."))
+        everything = (self.parameters | self.frozen).items()
+        return sum(one.numel() for name, one in everything if not name.startswith("embedding."))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return parameters and moments by name, equal in both parallel modes; AdamW's step counters are left out."""
+        """Return trained parameters and moments by name, equal in all modes; AdamW's step counters are left out."""
         named = {}
         for name, parameter in self.parameters.items():
             state = self.optimizer.state[parameter]
@@ -121,7 +125,7 @@ class Learner:
     @torch.no_grad()
     def reset(self) -> None:
         """Parameters and optimizer are as before the first step, a function of the seed alone; no gradient is left."""
-        for name, parameter in self.parameters.items():
+        for name, parameter in (self.parameters | self.frozen).items():
             whole = initial_value(name, parameter.shape, self.config.model, self.config.training.seed).to(
                 self.ranks.device
             )
@@ -129,6 +133,8 @@ class Learner:
                 # Without a source rank every rank cuts its own shard out of the same whole: no traffic.
                 whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.copy_(whole)
+            if name in self.frozen:
+                continue
             self.optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=self.ranks.device),
                 "exp_avg": torch.zeros_like(parameter),
@@ -138,8 +144,10 @@ class Learner:
 
     @torch.no_grad()
     def start_from(self, weights: Weights) -> None:
-        """The parameters are those in the folder; each rank has read its own part. Raises UserError."""
-        for name, parameter in self.parameters.items():
+        """The parameters, adapters apart, are the folder's; each rank has read its own part. Raises UserError."""
+        for name, parameter in (self.parameters | self.frozen).items():
+            if is_adapter(name):
+                continue
             shape, part = tuple(parameter.shape), ()
             local = parameter
             if isinstance(parameter, DTensor):
@@ -225,14 +233,15 @@ class Learner:
             block.set_modules_to_backward_prefetch(blocks[first:index][::-1])
 
     def _told(self) -> str:
-        whole = sum(parameter.numel() for parameter in self.parameters.values())
-        held = sum(
-            (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
-            for parameter in self.parameters.values()
-        )
+        def held(parameters: dict[str, nn.Parameter]) -> int:
+            locals_ = (one.to_local() if isinstance(one, DTensor) else one for one in parameters.values())
+            return sum(one.numel() for one in locals_)
+
+        trained, frozen = (sum(one.numel() for one in part.values()) for part in (self.parameters, self.frozen))
+        state = STATE_BYTES * held(self.parameters) + FROZEN_BYTES * held(self.frozen)
         return (
-            f"{self.config.training.parallel} on a mesh of {' x '.join(map(str, self.mesh))}: {whole:,} parameters, "
-            f"{held * STATE_BYTES / 1e9:.2f} GB of state a rank; {self.options}"
+            f"{self.config.training.parallel} on a mesh of {' x '.join(map(str, self.mesh))}: {trained + frozen:,} "
+            f"parameters, {trained:,} of them trained, {state / 1e9:.2f} GB of state a rank; {self.options}"
         )
 
     def _materialize(self) -> None:

@@ -23,7 +23,7 @@ from trainer.control import Agreement, ControlFile, Order
 from trainer.corpus import open_corpus
 from trainer.endings import Diverged, UserError
 from trainer.flops import flops_per_token, mfu, peak_of
-from trainer.llama import Weights
+from trainer.llama import Weights, base_of_seed
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
 from trainer.preflight import check_network, reachable
@@ -59,6 +59,7 @@ class Run:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int = 0
     saved_at: float = 0.0
+    base_sha256: str | None = None
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=10))
 
 
@@ -119,12 +120,18 @@ def warm_up(run: Run) -> None:
 
 def start_or_resume(run: Run, job: JobFile) -> None:
     """The run stands where the save left it, or at step 0. Raises what `Restore.into` raises."""
-    if job.resume_from is None:
+    if job.resume_from is None or run.config.training.lora is not None:
         load_weights(run)
+    if job.resume_from is None:
         return
     show(run, "restoring")
     started = time.perf_counter()
     restored = run.restore.into(run.learner.tensors())
+    if restored.facts.get("base_sha256") != run.base_sha256:
+        raise UserError(
+            f"{restored.pointer.save} holds adapters for another base ({restored.facts.get('base_sha256')}, here "
+            f"{run.base_sha256}); name the weights that it was trained on in init_from"
+        )
     run.step, run.loss = restored.facts["step"], restored.facts["last_loss"]
     run.learner.set_step(run.step)
     run.saves.restored, run.fell_back = restored.pointer, restored.fell_back
@@ -135,6 +142,7 @@ def load_weights(run: Run) -> None:
     """The training starts from the weights that the spec names, if it names some. Raises UserError on every rank."""
     uri, config = run.config.training.init_from, run.config
     if uri is None:
+        run.base_sha256 = None if config.training.lora is None else base_of_seed(config.fixed)
         return
     show(run, "loading_weights")
     digest, fault = "", ""
@@ -148,6 +156,7 @@ def load_weights(run: Run) -> None:
     faults, digests = (sorted({str(item) for item in run.ranks.collect(one)} - {""}) for one in (fault, digest))
     if faults or len(digests) > 1:
         raise UserError(faults[0] if faults else f"init_from differs between the nodes: {', '.join(digests)}")
+    run.base_sha256 = None if config.training.lora is None else digests[0]
     run.journal.event("weights_loaded", uri=uri, sha256=digests[0])
 
 
@@ -276,6 +285,8 @@ def save(run: Run, order: Order = NO_ORDER) -> str:
         "finite": True,
         "config": run.config.fixed,
     }
+    if run.base_sha256 is not None:
+        facts["base_sha256"] = run.base_sha256
     name = run.saves.write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
     run.saved_at = time.monotonic()
     show(run, "running")

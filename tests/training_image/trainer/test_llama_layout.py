@@ -57,7 +57,7 @@ def trained(tmp_path_factory) -> tuple[Path, torch.Tensor]:
             return folder, own.net.eval()(tokens())
 
 
-def committed(folder: Path, tensors: dict[str, torch.Tensor], spec: JobSpec) -> None:
+def committed(folder: Path, tensors: dict[str, torch.Tensor], spec: JobSpec, **facts: str) -> None:
     """The folder holds the tensors as a save with its manifest."""
     import hashlib
 
@@ -78,7 +78,7 @@ def committed(folder: Path, tensors: dict[str, torch.Tensor], spec: JobSpec) -> 
     name = "step-00000002.a0001.s01"
     manifest = Manifest(
         job=spec.job, attempt=1, step=2, save=name, world_size=1, mesh=(1,), config_hash="c", corpus_digest="d",
-        versions={}, facts={"config": config_of(spec).fixed}, files=files, final=True, answers_generation=0,
+        versions={}, facts={"config": config_of(spec).fixed, **facts}, files=files, final=True, answers_generation=0,
         parent=None,
     )  # fmt: skip
     (folder / "manifest.json").write_bytes(seal(manifest)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.domain.catalogue import ADDRESSES_PER_NODE, NO_ACCELERATOR, NVIDIA, quota_code
-from holdfast.domain.estimate import LARGE_PARAMETERS, NOTICE_USABLE_S, SAVES_ON_DISK, parameters, state_bytes
+from holdfast.domain.estimate import LARGE_PARAMETERS, NOTICE_USABLE_S, SAVES_ON_DISK, parameters
 from holdfast.domain.sizing import Note, Sized, gib, length
 
 WITHOUT_BF16 = frozenset({"K80", "M60", "P100", "V100", "T4", "T4g"})
@@ -133,7 +133,7 @@ def _state_fits(on: Sized) -> Note | None:
     need = on.state_bytes(on.asked.nodes)
     if need <= on.memory_bytes:
         return None
-    sharded = state_bytes(on.asked.model, "fsdp", on.ranks, half=on.half)
+    sharded = on.shared_state_bytes("fsdp", on.ranks)
     told = f"{gib(need)} of state a rank, {on.kind.name} has {gib(on.memory_bytes)}"
     if on.parallel == "hsdp" and sharded <= on.memory_bytes:
         return Note(
@@ -160,7 +160,7 @@ def _nodes_that_hold(on: Sized) -> int | None:
 
 
 def _sharded_fits(on: Sized, nodes: int) -> bool:
-    return state_bytes(on.asked.model, "fsdp", nodes * on.kind.ranks, half=on.half) <= on.memory_bytes
+    return on.shared_state_bytes("fsdp", nodes * on.kind.ranks) <= on.memory_bytes
 
 
 def _fewest_fit(on: Sized) -> Note | None:

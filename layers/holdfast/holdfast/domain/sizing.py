@@ -17,6 +17,7 @@ from holdfast.domain.estimate import (
     activation_bytes,
     flops_per_token,
     pace,
+    parameters,
     save_bytes_per_node,
     staged_bytes_per_node,
     state_bytes,
@@ -48,6 +49,7 @@ class PlanRequest:
     finish_by_at: float | None = None
     own_image: bool = False
     checkpointing: str = "none"
+    trained: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Sized:
         self.half = asked.precision == "bf16" or (asked.precision == "auto" and kind.gpus > 0)
         self.share = -(-asked.global_batch // self.ranks)
         self.micro_batch = min(asked.micro_batch or self.share, self.share)
-        self.save_bytes = save_bytes_per_node(asked.model, asked.nodes)
+        self.trained = parameters(asked.model) if asked.trained is None else asked.trained
+        self.save_bytes = save_bytes_per_node(self.trained, asked.nodes)
 
     @cached_property
     def zones(self) -> tuple[str, ...]:
@@ -118,7 +121,13 @@ class Sized:
 
     def state_bytes(self, nodes: int) -> int:
         sharing = self.kind.ranks * (1 if self.parallel == "hsdp" else nodes)
-        return state_bytes(self.asked.model, self.parallel, sharing, half=self.half)
+        return self.shared_state_bytes(self.parallel, sharing)
+
+    def shared_state_bytes(self, parallel: str, ranks: int) -> int:
+        """Return what one of the ranks that share a replica holds."""
+        all_trained = self.asked.trained is None or self.asked.trained == parameters(self.asked.model)
+        trained = None if all_trained else self.trained
+        return state_bytes(self.asked.model, parallel, ranks, half=self.half, trained=trained)
 
     def activation_bytes(self, sequences: int, checkpointing: str | None = None) -> int:
         return activation_bytes(
@@ -135,7 +144,7 @@ class Sized:
 
     @property
     def staged_bytes(self) -> int:
-        return staged_bytes_per_node(self.asked.model, self.parallel, self.asked.nodes)
+        return staged_bytes_per_node(self.trained, self.parallel, self.asked.nodes)
 
     @property
     def host_need_bytes(self) -> int:
@@ -257,7 +266,7 @@ class Sized:
 
     @property
     def _replica_bytes(self) -> int:
-        return state_bytes(self.asked.model, "ddp", 1, half=self.half) + self.activation_bytes(self.micro_batch)
+        return self.shared_state_bytes("ddp", 1) + self.activation_bytes(self.micro_batch)
 
 
 def gib(size_bytes: float) -> str:

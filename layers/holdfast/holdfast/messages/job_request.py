@@ -21,7 +21,7 @@ from holdfast.messages.refusal import Coded, printable, validated
 from holdfast.messages.unsupported import refuse_by_name
 from holdfast.messages.variables import one_of_each, plain_variables, secret_variables
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
+from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, LoraSpec, ModelSpec, TrainingSpec
 from job_contract.version import canonical_json, encode
 
 SCHEMA = "holdfast.job-request/1"
@@ -164,6 +164,19 @@ class Data(_Part):
         return self
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Lora(_Part):
+    """Adapters of low rank beside the frozen weights of the target matrices (LoRA, Hu et al. 2021)."""
+
+    rank: int = Field(8, ge=1, le=1_024, description="a whole number from 1 to 1024")
+    alpha: float = Field(16.0, gt=0, le=65_536, description="the adapters count alpha / rank times, above 0")
+    targets: Annotated[tuple[LoraTarget, ...], AfterValidator(_distinct)] = Field(
+        ("q_proj", "v_proj"), min_length=1, max_length=7, description="which matrices of each layer get one"
+    )
+
+
 class Training(_Part):
     """What is trained; `global_batch` counts sequences per optimizer step, all nodes together."""
 
@@ -192,7 +205,7 @@ class Training(_Part):
     init_from: str | None = Field(
         None,
         max_length=1_024,
-        pattern=r"^(s3://[a-z0-9.-]{3,63}|file://)/\S+$",
+        pattern=r"^(s3://[a-z0-9.-]{3,63}/\S+|file:///mnt(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+)$",
         description="weights to start from in Hugging Face's Llama layout, a folder on the nodes: file:///mnt/folder",
     )
 
@@ -207,8 +220,22 @@ class Training(_Part):
         None, description="whether gathered weights are freed between forward and backward; by default true"
     )
 
+    trainable: Literal["all", "lora"] = Field("all", description="all, or lora: only adapters are trained and saved")
+    lora: Lora | None = Field(
+        None, description='with trainable "lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}'
+    )
+
+    @property
+    def lora_spec(self) -> LoraSpec | None:
+        """The adapters that are trained, None where everything is."""
+        if self.trainable == "all":
+            return None
+        return LoraSpec(**(self.lora or Lora()).model_dump())
+
     @model_validator(mode="after")
     def _numbers_fit(self) -> Training:
+        if self.lora is not None and self.trainable != "lora":
+            raise ValueError('training.lora is given and trainable is "all"; set trainable to "lora" or leave lora out')
         if self.warmup_steps > self.steps:
             raise ValueError(f"training.warmup_steps is {self.warmup_steps}, more than steps {self.steps}; lower it")
         if self.micro_batch is not None and self.micro_batch > self.global_batch:
@@ -463,10 +490,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def _training_spec(training: Training, parallel: str | None) -> TrainingSpec:
-    numbers = training.model_dump(exclude={"model", "data", "parallel"})
+    numbers = training.model_dump(exclude={"model", "data", "parallel", "trainable", "lora"})
     return TrainingSpec(
         model=training.model.as_spec(),
         data=DataSpec(corpus=training.data.corpus, uri=training.data.uri),
+        lora=training.lora_spec,
         # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
         parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,
