@@ -116,7 +116,7 @@ class RankSave:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """`state`: restoring, warming_up, running, saving, finished. `started` once the first new optimizer step is done.
+    """`state`: restoring, loading_weights, warming_up, running, saving, finished; `started` once a new step is done.
 
     `answered_generation` is the last order that the ranks have carried out, `newest_save` the save that answers it: a
     `checkpoint` order that finds its step already saved shows here only. The last five as in the report of this name.
