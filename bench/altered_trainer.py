@@ -1,16 +1,20 @@
-"""The trainer with one thing wrong, to show that the checks of exactness can fail.
+"""The trainer with one thing changed: wrong, to show that the checks of exactness can fail, or the slower way.
 
 `python -m bench.altered_trainer <how> <run_dir>`
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from job_contract.node_files import JobFile
-from trainer import data, train
+from trainer import checkpoint, data, train
 from trainer.__main__ import main
 
 FAR = 1000
@@ -58,6 +62,34 @@ def not_warmed_up() -> None:
     train.WARM_UP_STEPS = 0
 
 
+def saves_synchronous() -> None:
+    """No memory is left for a copy of the state."""
+    checkpoint.staging_fits = lambda needed, free: False
+
+
+def writes_slowly() -> None:
+    """The disk takes a second and a half for a rank's share."""
+    write = checkpoint.SaveWriter.write_data
+
+    def slow(writer: checkpoint.SaveWriter, *plan: Any) -> Any:
+        time.sleep(1.5)
+        return write(writer, *plan)
+
+    checkpoint.SaveWriter.write_data = slow  # type: ignore[method-assign]
+
+
+def first_save_meets_a_full_disk() -> None:
+    """Rank 1 cannot write its share of the first save."""
+    write = checkpoint.SaveWriter.write_data
+
+    def full(writer: checkpoint.SaveWriter, *plan: Any) -> Any:
+        if os.environ["RANK"] == "1" and Path(writer.path).name.endswith(".s01"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(writer, *plan)
+
+    checkpoint.SaveWriter.write_data = full  # type: ignore[method-assign]
+
+
 def _after_resume(alter: Callable[[train.Run], object]) -> None:
     resume = train.start_or_resume
 
@@ -70,7 +102,16 @@ def _after_resume(alter: Callable[[train.Run], object]) -> None:
 
 ALTERATIONS = {
     change.__name__: change
-    for change in (sample_swapped, moments_zeroed, optimizer_step_off_by_one, data_off_by_one, not_warmed_up)
+    for change in (
+        sample_swapped,
+        moments_zeroed,
+        optimizer_step_off_by_one,
+        data_off_by_one,
+        not_warmed_up,
+        saves_synchronous,
+        writes_slowly,
+        first_save_meets_a_full_disk,
+    )
 }
 
 if __name__ == "__main__":

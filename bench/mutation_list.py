@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CASES = (*(f"O-{number:02d}" for number in range(1, 20)), "O-25", "O-26", "C5")
+CASES = (*(f"O-{number:02d}" for number in range(1, 23)), "O-24", "O-25", "O-26", "C5")
 """Every case that has at least one mutation; C5 is: no state without a code and a sentence."""
 
 HOLDFAST = "layers/holdfast/holdfast/"
+AGENT, TRAINER = "training_image/agent/", "training_image/trainer/"
 MACHINE = "statemachines/run_attempt.asl.json"
 
 
@@ -33,6 +34,7 @@ def _tests(path: str, *names: str) -> tuple[str, ...]:
 NOTICES, LAUNCH, OPERATIONS = "application/test_notices", "application/test_launch", "application/test_operations"
 WARNINGS, SUBMISSION, DOOR = "functions/test_on_warnings", "messages/test_submission", "functions/test_submission"
 STORE, ACCEPT = "adapters/test_job_store_contract", "functions/test_accept_request"
+STORAGE, ORDERED = "training_image/agent/test_slow_storage", "training_image/trainer/test_orders"
 CANCEL, SHAPE, PAGES = "application/test_cancel", "statemachines/test_run_attempt_shape", "functions/test_sweep_pages"
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -590,6 +592,82 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    name: str = Field(",
         _tests(SUBMISSION, "o19_any_other_name_is_refused_at_submit_with_the_rule"),
     ),
+    # -- O-20 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-20", "files are said to be there before they are",
+        AGENT + "saves.py",
+        "                self._bucket.upload(path, key)\n",
+        "                self._bucket.keys(key)\n",
+        _tests(STORAGE, "o20_files_then_parts_then_manifest_then_head",
+               "o20_a_save_that_dies_on_its_way_leaves_the_head_at_the_save_before_and_nothing_is_deleted_for_it"),
+    ),
+    # -- O-21 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-21", "an upload is tried once",
+        AGENT + "saves.py",
+        "                if permanent(error) or self._clock() >= give_up_at or self.loop.closed.is_set():",
+        "                if True:",
+        _tests(STORAGE, "o21_a_throttled_upload_is_tried_again_and_the_save_is_committed"),
+    ),
+    Mutation(
+        "O-21", "a failed part is no end",
+        AGENT + "saves.py",
+        "            broken = next((part for part in parts if part.failed), None)",
+        "            broken = None",
+        _tests(STORAGE, "o21_storage_that_fails_for_good_on_one_node_ends_the_save_on_all_and_the_training_goes_on"),
+    ),
+    Mutation(
+        "O-21", "the error code is kept back",
+        AGENT + "saves.py",
+        '                    raise NotUploaded(f"{code} at {name}") from error',
+        '                    raise NotUploaded("no luck") from error',
+        _tests(STORAGE, "o21_storage_that_fails_for_good_on_one_node_ends_the_save_on_all_and_the_training_goes_on",
+               "o21_a_forced_save_that_is_refused_fails_the_attempt_with_the_error_code"),
+    ),
+    Mutation(
+        "O-21", "a rank that cannot write tells nobody",
+        TRAINER + "checkpoint.py",
+        "            self._describe(name, facts, generation, failed=causes)\n",
+        "            del causes\n",
+        _tests(ORDERED, "o21_a_rank_that_cannot_write_ends_the_save_on_all_ranks_and_the_training_goes_on"),
+    ),
+    Mutation(
+        "O-21", "a lost save leaves no trace in the job",
+        HOLDFAST + "domain/transitions.py",
+        "    return replace(job, phase=target, lost_saves=job.lost_saves + 1)",
+        "    return job",
+        _tests(OPERATIONS, "o21_a_save_that_was_lost_stands_in_the_jobs_history_once_with_node_and_error_code"),
+    ),
+    # -- O-24 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-24", "the training waits for its saves",
+        TRAINER + "checkpoint.py",
+        "        if self.stager is None:\n            return self.write(",
+        "        if True:\n            return self.write(",
+        _tests(ORDERED, "o24_an_order_while_a_save_is_written_and_a_second_one_right_after_it_make_one_more_save"),
+    ),
+    Mutation(
+        "O-24", "a save of no step is published",
+        TRAINER + "train.py",
+        "    if existing or not run.step or run.non_finite_steps:",
+        "    if existing or run.non_finite_steps:",
+        _tests(ORDERED, "o24_an_order_before_the_first_step_of_a_new_job_ends_it_cleanly_and_publishes_no_save"),
+    ),
+    Mutation(
+        "O-24", "an order is answered as another one",
+        TRAINER + "control.py",
+        "        return Order(generation=value // len(KINDS),",
+        "        return Order(generation=value // len(KINDS) + 1,",
+        _tests(ORDERED,
+               "o24_an_order_that_one_node_sees_is_obeyed_by_all_at_one_step_in_the_middle_of_accumulation"),
+    ),
+    Mutation(
+        "O-24", "nobody notes when an order came",
+        AGENT + "saves.py",
+        "            self._ordered_at.setdefault(control.generation, self._clock())",
+        "            pass",
+        _tests(STORAGE, "o24_the_time_from_an_order_to_the_commit_of_its_save_is_reported"),
+    ),
     # -- O-25 ----------------------------------------------------------------------------------------------------------
     Mutation(
         "O-25", "variables may have any name",
@@ -670,6 +748,39 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            if code_of(error) in ACCESS_DENIED or status_of(error) == 403:",
         "            if False:",
         _tests("adapters/test_catalogue_ec2", "o26_a_bucket_of_another_account_is_refused_and_not_retried"),
+    ),
+    Mutation(
+        "O-26", "a dataset may be another team's",
+        HOLDFAST + "domain/locations.py",
+        "    if named == bucket and team is not None and parts[1] != team:",
+        "    if False:",
+        _tests("application/test_datasets", "o26_a_dataset_lies_plainly_inside_what_its_team_may_read"),
+    ),
+    # -- O-22 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-22", "the ranks' shares overlap where the batch does not divide",
+        "training_image/trainer/data.py",
+        "        self.first = rank * share + min(rank, more)",
+        "        self.first = rank * share",
+        _tests("training_image/trainer/test_data_order",
+               "o22_a_resume_on_another_number_of_ranks_leaves_no_gap_and_repeats_nothing"),
+    ),
+    Mutation(
+        "O-22", "a resumed training leaves a global batch out",
+        "training_image/trainer/train.py",
+        '    run.step, run.loss = restored.facts["step"], restored.facts["last_loss"]',
+        '    run.step, run.loss = restored.facts["step"] + 1, restored.facts["last_loss"]',
+        _tests("training_image/trainer/test_exact_resume",
+               "o22_a_save_of_two_ranks_resumes_on_fewer_and_on_more_without_a_gap_or_a_repeat"),
+    ),
+    # -- O-23 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-23", "a resumed optimizer counts its steps anew",
+        "training_image/trainer/train.py",
+        "    run.learner.set_step(run.step)",
+        "    run.learner.set_step(0)",
+        _tests("training_image/trainer/test_exact_resume",
+               "o23_a_training_killed_twice_has_the_rates_moments_and_counters_of_one_that_was_not"),
     ),
     # -- C5 ------------------------------------------------------------------------------------------------------------
     Mutation(

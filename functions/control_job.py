@@ -19,7 +19,7 @@ processor = BatchProcessor(event_type=EventType.SQS)
 
 def take(record: Any) -> None:
     try:
-        job = obey(read_control(record.body), supervisor())
+        job = obey(read_control(record.body), supervisor(), bucket=supervisor().bucket)
     except Rejected as refusal:
         if overtook_its_submit(refusal, received=int(record.attributes.approximate_receive_count)):
             raise

@@ -16,6 +16,7 @@ from holdfast.messages.acceptance import Acceptance
 from holdfast.messages.envelope import open_envelope
 from holdfast.messages.request_reference import reference_in
 from holdfast_cli import ask, show
+from holdfast_cli.dataset import dataset
 from holdfast_cli.dlq import dlq
 from holdfast_cli.errors import UserError, told
 from holdfast_cli.explain import explain, history_of
@@ -25,7 +26,7 @@ from holdfast_cli.options import AsJson, JobId, StackName, known
 from holdfast_cli.place import queue
 from holdfast_cli.plan import add_to, order_of, warned
 from holdfast_cli.quotas import quota
-from holdfast_cli.saves import checkpoints
+from holdfast_cli.saves import checkpoints, verify_save
 from holdfast_cli.stack import Sight, Stack
 
 POLL_S = 2.0
@@ -120,8 +121,10 @@ for verb in (
     *(nodes, quarantine, release, capacity, sweep_orphans),
 ):
     app.command()(verb)
+app.command("verify")(verify_save)
 app.add_typer(quota, name="quota")
 app.add_typer(dlq, name="dlq")
+app.add_typer(dataset, name="dataset")
 
 
 def _order(text: str, dedup_id: str | None, target: Stack) -> tuple[Acceptance, str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from holdfast.adapters.catalogue_ec2 import Ec2Catalogue
 from holdfast.adapters.request_files_s3 import S3RequestFiles
+from holdfast.application.datasets import pinned
 from holdfast.application.intake import plan_for
 from holdfast.application.requests import read_order
 from holdfast.domain.plan import Plan
@@ -72,7 +73,8 @@ def order_of(text: str, target: Stack) -> Acceptance:
     # Which buckets requests may lie in is the door's to say; here the reader's own rights decide.
     files = S3RequestFiles(boto3.client("s3", config=CONFIG), buckets=None, owner=None)
     bucket = outputs(target.name).get("CheckpointBucketName")
-    return read_order(text, templates=target.table, files=files, now=time.time(), bucket=bucket)
+    order = read_order(text, templates=target.table, files=files, now=time.time(), bucket=bucket)
+    return pinned(order, registry=target.table, files=files, bucket=bucket)
 
 
 def plan_of(order: Acceptance, target: Stack) -> Plan:

@@ -1,16 +1,18 @@
-"""`holdfast checkpoints`: what the bucket holds of a job, and whether it can be trusted."""
+"""`holdfast checkpoints` and `holdfast verify`: what the bucket holds of a job, and whether it can be trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import boto3
+import typer
 from botocore.exceptions import ClientError
 
 from holdfast.domain.job import Job
 from holdfast_cli import show
-from holdfast_cli.errors import told
+from holdfast_cli.errors import UserError, told
 from holdfast_cli.options import AsJson, JobId, StackName, known
 from holdfast_cli.stack import CONFIG, Stack
 from job_contract.checkpoint_layout import (
@@ -18,6 +20,7 @@ from job_contract.checkpoint_layout import (
     SAVE_NAME,
     Damaged,
     Head,
+    file_key,
     head_key,
     job_prefix,
     manifest_key,
@@ -25,8 +28,11 @@ from job_contract.checkpoint_layout import (
     parse_save_name,
     read_manifest,
 )
+from job_contract.verification import Damage, Folder, verify
 from job_contract.version import ContractError
 
+CHUNK = 1 << 20
+EXIT_DAMAGED = 1
 UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -42,6 +48,92 @@ def checkpoints(job: JobId, as_json: AsJson = False, stack: StackName = "holdfas
         print(f"{job} has no saves yet")
     else:
         show.table(("SAVE", "STEP", "ATTEMPT", "COMMITTED", "SIZE", "MANIFEST", "HEAD"), [_row(save) for save in saves])
+
+
+@told
+def verify_save(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="The job's id, as submit printed it.")] = None,
+    save: Annotated[str | None, typer.Argument(metavar="SAVE", help="One save; else the newest one.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="A copy of a save's folder instead of the bucket.")] = None,
+    as_json: AsJson = False,
+    stack: StackName = "holdfast",
+) -> None:
+    """Read a save whole and prove it: head, manifest, parts, and size and sha256 of every file.
+
+    Exit code 0 when every byte is the committed one, 1 when not, with each damaged file and the reason.
+    """
+    if folder is not None:
+        if job is not None or save is not None:
+            raise UserError("give JOB and SAVE, or --folder, not both: a folder says itself whose save it is")
+        name, damages = _verified_folder(folder)
+    elif job is None:
+        raise UserError("which save? give a JOB, or --folder with a copy of a save")
+    else:
+        name, damages = _verified(Stack(stack), job, save)
+    if as_json:
+        files = [{"file": damage.file, "reason": damage.reason} for damage in damages]
+        show.as_json({"save": name, "ok": not damages, "damaged": files})
+    else:
+        for damage in damages:
+            print(f"{name}: {damage.file}: {damage.reason}")
+        if not damages:
+            print(f"{name}: ok")
+    if damages:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _verified(target: Stack, job: str, save: str | None) -> tuple[str, list[Damage]]:
+    row = known(target, job).job
+    client, bucket = boto3.client("s3", config=CONFIG), target.output("CheckpointBucketName")
+    prefix = job_prefix(row.team, row.id)
+    head = _Objects(client, bucket, prefix).chunks(head_key(prefix).removeprefix(f"{prefix}/"))
+    raw = b"".join(head) if head is not None else None
+    name = save or _newest(raw, row)
+    try:
+        parse_save_name(name)
+    except ContractError as error:
+        raise UserError(f"{error}; `holdfast checkpoints {job}` lists them") from error
+    files = _Objects(client, bucket, file_key(prefix, name, "").removesuffix("/"))
+    return name, verify(files, job=row.id, save=name, head=raw)
+
+
+def _newest(head: bytes | None, job: Job) -> str:
+    """Return the save that the head names; the row's where the head cannot be read, so that it is named as damaged."""
+    try:
+        pointer = open_head(head or b"", job=job.id).pointer
+        name = pointer.save if pointer else None
+    except ContractError:
+        name = job.saved.save if job.saved else None
+    if name is None:
+        raise UserError(f"{job.id} has no committed save yet")
+    return name
+
+
+def _verified_folder(folder: Path) -> tuple[str, list[Damage]]:
+    raw = Folder(folder).chunks(MANIFEST_FILE)
+    if raw is None:
+        raise UserError(f"{folder} holds no {MANIFEST_FILE}: it is no copy of a committed save")
+    try:
+        manifest = read_manifest(b"".join(raw))
+    except ContractError as error:
+        return folder.name, [Damage(MANIFEST_FILE, str(error))]
+    return manifest.save, verify(Folder(folder), job=manifest.job, save=manifest.save)
+
+
+class _Objects:
+    """The objects under a prefix, as verification.Files."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+
+    def chunks(self, path: str) -> Iterable[bytes] | None:
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{path}")
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                return None
+            raise
+        return iter(lambda: answer["Body"].read(CHUNK), b"")
 
 
 def saves_of(client: Any, bucket: str, job: Job) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ DISTURB_AT_STEP = 25
 NOTICE_S = 20.0
 SECOND_NOTICE_AFTER_S = 7.0
 FRAMEWORK_STEPS = 500
+DATASET = "documentation"
 SPENT_USD = 0.0001
 """Two machines of two vCPUs cost as much in five seconds."""
 
@@ -166,8 +167,9 @@ def cancel_during_relaunch(stage: Stage) -> None:
 
 
 def survivors_held(stage: Stage) -> None:
-    """One of two nodes is interrupted: the other is kept, and one is bought."""
-    stage.submit()
+    """One of two nodes is interrupted: the other is kept, and one is bought. They train on a dataset of their own."""
+    digest = stage.register_dataset(DATASET, [REPOSITORY / "docs", REPOSITORY / "README.md"])
+    stage.submit(data={"dataset": f"{DATASET}@1"})
     stage.train_to(DISTURB_AT_STEP)
     survivor, victim = stage.members()
     at = stage.cloud.interrupt(victim, NOTICE_S)
@@ -177,6 +179,11 @@ def survivors_held(stage: Stage) -> None:
     stage.check("1 machine bought", len(stage.instances()) == 3 and job.attempt == 2, len(stage.instances()))
     given, local = stage.provided(survivor)
     stage.check("it restored from its own disk", 0 < given == local, f"{local} of {given} files")
+    brought = [line for line in agent_lines(stage.cloud.root, stage.members()) if line["event"] == "data_brought"]
+    stage.check("each node brought what it read, and proved it", bool(brought), len(brought))
+    kept = [line for line in brought if line["local"]]
+    stage.check("the survivor had data of its own left", {line["instance"] for line in kept} == {survivor}, len(kept))
+    stage.check("the save names the dataset", stage.corpus_digest() == digest, digest[:12])
     lost = stage.lost_steps()
     stage.check(f"0 steps lost, training again after {stage.first_step_after(at, 2):g} s", lost == 0, lost)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 from holdfast.domain.job import Job
 from holdfast.messages.acceptance import read_acceptance
+from holdfast_cli.prepare import ByteTokenizer, prepare
+from job_contract.checkpoint_layout import job_prefix, manifest_key, read_manifest
 from job_contract.version import plain
 from local.cloud import Cloud
 from local.node_records import Line, agent_lines, rank_lines, write_lines
@@ -25,6 +28,10 @@ T = TypeVar("T")
 
 LOOK_S = 0.2
 END_S = 150.0
+TEAM = "scenarios"
+SHARD_TOKENS = 4096
+"""A block is a few seconds of training, so that a job of two minutes reads several."""
+
 INTERVAL_STEPS = 20
 """A save each second or so, so that a loss without notice costs few steps."""
 
@@ -95,10 +102,17 @@ class Stage:
     # Doing
 
     def submit(
-        self, *, nodes: int = 2, steps: int = 90, interval_steps: int = INTERVAL_STEPS, program: str = ""
+        self,
+        *,
+        nodes: int = 2,
+        steps: int = 90,
+        interval_steps: int = INTERVAL_STEPS,
+        program: str = "",
+        data: dict[str, Any] | None = None,
     ) -> Job:
         """A small training job is accepted; `program` is a module that its ranks run in place of the trainer."""
         body = request(self.name + self.part, self.types, nodes=nodes, steps=steps, interval_steps=interval_steps)
+        body["training"]["data"] = data or body["training"]["data"]
         if program:
             # Nodes are processes here, so the image is this environment and its name is nobody's.
             body["image"] = {"uri": "local/frameworks", "command": [sys.executable, "-m", program]}
@@ -108,6 +122,30 @@ class Stage:
         self.theatre.stack.send_request(json.dumps(body))
         self.until("the job is accepted", lambda: self._table.load(self.job_id), within_s=30)
         return self.job()
+
+    def register_dataset(self, name: str, inputs: list[Path]) -> str:
+        """Text is a dataset in the team's part of the bucket, known as <name>@1; returns its digest."""
+        bucket, prefix = self.theatre.stack.outputs["CheckpointBucketName"], f"teams/{TEAM}/datasets/{name}"
+        facts: dict[str, Any] = {"licence": "Apache-2.0", "source": name, "shard_tokens": SHARD_TOKENS}
+        with tempfile.TemporaryDirectory() as parent:
+            index = prepare(inputs, Path(parent) / name, tokenizer=ByteTokenizer(), **facts)
+            for path in (Path(parent) / name).iterdir():
+                self.cloud.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/{path.name}", Body=path.read_bytes())
+        wish = {"name": name, "version": 1, "uri": f"s3://{bucket}/{prefix}"}
+        self.theatre.stack.send_control(
+            json.dumps({"schema": "holdfast.control/1", "action": "register_dataset", **wish})
+        )
+        self.until(f"{name}@1 is registered", lambda: self._table.dataset(name, 1), within_s=30)
+        return index.sha256
+
+    def corpus_digest(self) -> str:
+        """Return the digest of the data that the job's newest save was trained on."""
+        job = self.job()
+        assert job.saved is not None
+        key = manifest_key(job_prefix(job.team, job.id), job.saved.save)
+        bucket = self.theatre.stack.outputs["CheckpointBucketName"]
+        raw = self.cloud.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        return read_manifest(raw).corpus_digest
 
     def control(self, action: str, **more: object) -> float:
         """The message is on the control queue; when that was."""
@@ -267,7 +305,7 @@ def request(name: str, types: tuple[str, ...], *, nodes: int, steps: int, interv
     return {
         "schema": "holdfast.job-request/1",
         "name": name,
-        "team": "scenarios",
+        "team": TEAM,
         "dedup_id": name,
         "training": {
             "model": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 128},

@@ -10,9 +10,21 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from holdfast.adapters import checkpoints_s3
 from holdfast.adapters.checkpoints_s3 import S3Checkpoints
 from holdfast.domain.errors import IdentityReused, IllegalTransition
-from job_contract.checkpoint_layout import Head, Manifest, SavePointer, head_key, manifest_key, open_head, seal
+from job_contract.checkpoint_layout import (
+    Head,
+    Manifest,
+    SavedFile,
+    SavePointer,
+    file_key,
+    head_key,
+    manifest_key,
+    open_head,
+    save_name,
+    seal,
+)
 from job_contract.version import ContractError
 from tests import builders as b
 
@@ -111,3 +123,74 @@ def test_a_save_is_found_by_name_only_when_its_manifest_can_be_trusted(s3: Any) 
     assert checkpoints.pointer(PREFIX, b.a_job(), name) is None
     with pytest.raises(ContractError):
         checkpoints.pointer(PREFIX, b.a_job(), "../../../team-b/x")
+
+
+def a_save(s3: Any, number: int, parent: SavePointer | None, files: int = 3) -> SavePointer:
+    """A committed save of so many files is in the bucket, and the head names it."""
+    name = save_name(10 * number, 1, number)
+    listed = tuple(SavedFile(path=f"__0_{n}.distcp", size_bytes=1, sha256="0" * 64, node_rank=0) for n in range(files))
+    manifest = Manifest(
+        job="demo-0123456789", attempt=1, step=10 * number, save=name, world_size=1, mesh=(1,), config_hash="c",
+        corpus_digest="d", versions={}, facts={}, files=listed, parent=parent,
+    )  # fmt: skip
+    raw, digest = seal(manifest)
+    for path in (*(file.path for file in listed), "parts/node-0.json", "parts/node-1.json"):
+        s3.put_object(Bucket="bucket", Key=file_key(PREFIX, name, path), Body=b"x")
+    s3.put_object(Bucket="bucket", Key=manifest_key(PREFIX, name), Body=raw)
+    pointer = SavePointer(save=name, manifest_sha256=digest)
+    head = Head(
+        job="demo-0123456789",
+        attempt=1,
+        step=pointer.step,
+        save=name,
+        manifest_sha256=digest,
+        parent=parent,
+    )
+    s3.put_object(Bucket="bucket", Key=head_key(PREFIX), Body=seal(head)[0])
+    return pointer
+
+
+def left(s3: Any, save: str) -> set[str]:
+    folder = file_key(PREFIX, save, "")
+    found = s3.list_objects_v2(Bucket="bucket", Prefix=folder).get("Contents", [])
+    return {item["Key"].removeprefix(folder) for item in found}
+
+
+def test_saves_are_listed_and_the_line_is_read_from_the_head_down(s3: Any) -> None:
+    checkpoints, line = S3Checkpoints(s3, bucket="bucket"), [None]
+    for number in (1, 2, 3):
+        line.append(a_save(s3, number, line[-1]))
+    s3.put_object(Bucket="bucket", Key=f"{PREFIX}/saves/not-a-save/x", Body=b"")
+    names = [pointer.save for pointer in line[1:]]
+    assert checkpoints.saves(PREFIX) == names
+    assert [one.save for one in checkpoints.lineage(PREFIX, b.a_job(), 2)] == [names[2], names[1]]
+    s3.put_object(Bucket="bucket", Key=manifest_key(PREFIX, names[1]), Body=b"torn")
+    assert [one.save for one in checkpoints.lineage(PREFIX, b.a_job(), 3)] == [names[2]]
+
+
+def test_a_deletion_that_dies_anywhere_leaves_a_whole_save_or_none_and_is_finished_the_next_time(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints_s3, "KEYS_A_CALL", 1)
+    data, delete = {f"__0_{n}.distcp" for n in range(3)}, s3.delete_objects
+    for dies_at in range(1, 7):
+        save = a_save(s3, dies_at, None).save
+        calls = iter(range(1, 100))
+
+        def dying(dies_at=dies_at, calls=calls, **call: Any) -> Any:
+            if next(calls) == dies_at:
+                raise ConnectionError
+            return delete(**call)
+
+        with monkeypatch.context() as dead, pytest.raises(ConnectionError):
+            dead.setattr(s3, "delete_objects", dying)
+            S3Checkpoints(s3, bucket="bucket").forget(PREFIX, save)
+        there = left(s3, save)
+        if "manifest.json" in there:
+            assert data <= there
+        else:
+            assert not any(path.startswith("parts/") for path in there), "a node could commit it again"
+        S3Checkpoints(s3, bucket="bucket").forget(PREFIX, save)
+        assert left(s3, save) == set()
+    with pytest.raises(ContractError):
+        S3Checkpoints(s3, bucket="bucket").forget(PREFIX, "../../../team-b/x")

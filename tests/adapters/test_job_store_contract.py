@@ -577,6 +577,33 @@ def test_a_version_of_a_template_never_changes(store: JobStore) -> None:
     assert kept["body"] == "{}"
 
 
+def a_dataset(version: int, **changes: Any) -> dict[str, Any]:
+    facts = {"uri": "s3://corpora/web", "digest": "d" * 64, "tokens": 96, "registered_at": b.NOW}
+    return {"name": "web", "version": version, **facts, **changes}
+
+
+def test_a_version_of_a_dataset_never_changes(store: JobStore) -> None:
+    assert store.put_dataset(a_dataset(1))
+    assert store.put_dataset(a_dataset(10, digest="e" * 64))
+    # The same dataset registered again, by anybody at any time, is no change.
+    assert not store.put_dataset(a_dataset(1, registered_at=b.NOW + 5))
+    for change in ({"digest": "e" * 64}, {"uri": "s3://corpora/other"}):
+        with pytest.raises(Rejected) as caught:
+            store.put_dataset(a_dataset(1, **change))
+        assert caught.value.code == "dataset_version_taken"
+    kept = store.dataset("web", 1)
+    assert kept is not None
+    assert (kept["digest"], kept["tokens"], kept["registered_at"]) == ("d" * 64, 96, b.NOW)
+    assert (store.dataset("web", 2), store.dataset("web1", 0)) == (None, None)
+
+
+def test_all_datasets_are_listed_by_name_and_version(client: Any) -> None:
+    table = a_table(client, "datasets")
+    for one in (a_dataset(10), a_dataset(2), a_dataset(1, name="books")):
+        table.put_dataset(one)
+    assert [(one["name"], one["version"]) for one in table.datasets()] == [("books", 1), ("web", 2), ("web", 10)]
+
+
 def dates(table: JobTable, client: Any) -> dict[str, float | None]:
     """Return when each item of both tables is forgotten, by `pk/sk` or `key`."""
     items = [from_item(item) for name in (table.jobs, table.orders) for item in client.scan(TableName=name)["Items"]]

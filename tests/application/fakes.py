@@ -32,7 +32,7 @@ from holdfast.domain.purchase import (
 )
 from holdfast.domain.queueing import Waiter
 from holdfast.domain.records import replace
-from job_contract.checkpoint_layout import Head, SavePointer
+from job_contract.checkpoint_layout import Head, Manifest, SavePointer
 from job_contract.orders import Orders, Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
 from tests.builders import NOW
@@ -85,6 +85,7 @@ class FakeStore:
     notices: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     writes: int = 0
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
+    known_datasets: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
         identity = request.get("identity")
@@ -112,6 +113,17 @@ class FakeStore:
     def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
         known = [number for known, number in self.templates if known == name]
         return self.templates.get((name, version if version is not None else max(known, default=0)))
+
+    def put_dataset(self, dataset: Mapping[str, Any]) -> bool:
+        key = dataset["name"], dataset["version"]
+        new = key not in self.known_datasets
+        known = self.known_datasets.setdefault(key, dataset)
+        if any(known[part] != dataset[part] for part in ("uri", "digest")):
+            raise Rejected("dataset_version_taken", f"{key}")
+        return new
+
+    def dataset(self, name: str, version: int) -> Mapping[str, Any] | None:
+        return self.known_datasets.get((name, version))
 
     def load(self, job_id: str) -> Job | None:
         return self.rows.get(job_id)
@@ -473,10 +485,22 @@ class FakeFleets:
 @dataclass
 class FakeCheckpoints:
     heads: dict[str, Head] = field(default_factory=dict)
-    saves: dict[str, SavePointer] = field(default_factory=dict)
+    pointers: dict[str, SavePointer] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    line: list[Manifest] = field(default_factory=list)
 
     def pointer(self, prefix: str, job: Job, save: str) -> SavePointer | None:
-        return self.saves.get(save)
+        return self.pointers.get(save)
+
+    def saves(self, prefix: str) -> list[str]:
+        return sorted({*self.stored, *(manifest.save for manifest in self.line)})
+
+    def lineage(self, prefix: str, job: Job, most: int) -> list[Manifest]:
+        return self.line[:most]
+
+    def forget(self, prefix: str, save: str) -> None:
+        self.stored.discard(save)
+        self.line = [manifest for manifest in self.line if manifest.save != save]
 
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
         known = self.heads.get(prefix)

@@ -723,7 +723,7 @@ def test_retry_goes_on_from_a_chosen_save_on_a_new_branch(ports: FakePorts) -> N
     )
     assert job.phase is Phase.FAILED
     ports.store.rows[job.id] = job
-    ports.checkpoints.saves["step-00000025.a0001.s01"] = SavePointer(
+    ports.checkpoints.pointers["step-00000025.a0001.s01"] = SavePointer(
         save="step-00000025.a0001.s01", manifest_sha256="a" * 64
     )
     obey(wish("retry", save="step-00000025.a0001.s01"), ports)
@@ -769,6 +769,17 @@ def test_a_hang_is_judged_from_step_progress_not_from_heartbeats(ports: FakePort
     ports.clock.step(100)
     assert [finding.what for finding in Sweep(ports).run()] == ["hang"]
     assert ports.store.rows[job.id].failure == "hang"
+
+
+def test_ranks_that_wait_for_data_do_not_hang(ports: FakePorts) -> None:
+    job = ports.holding(b.a_running_job(report_s=10))
+    ports.workflow.start(job.id, 1)
+    ports.owning(job, b.LEADER, b.OTHER)
+    for state in ("running", *["waiting_for_data"] * 9):
+        told = {"job": job.id, "attempt": 1, "instance": b.LEADER, "at": ports.clock(), "state": state}
+        NodeReports(ports).take(reports.Progress(**told, step=3, loss=1.0, tokens_per_s=1.0))
+        ports.clock.step(100)
+        assert Sweep(ports).run() == []
 
 
 @pytest.mark.parametrize("moment", ["open_intent", "save"])

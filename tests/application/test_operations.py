@@ -19,10 +19,11 @@ from holdfast.application.node_reports import NodeReports
 from holdfast.application.notices import interrupted
 from holdfast.application.record import record
 from holdfast.application.release import close_attempt, release_fleet
+from holdfast.application.retention import LOOK_AFTER_S, retire_saves
 from holdfast.application.sweep import START_GRACE_S, Sweep
 from holdfast.application.vitals import interval_s
 from holdfast.domain.errors import IllegalTransition, Raced, Unavailable
-from holdfast.domain.events import LimitsExtended, RetryRequested
+from holdfast.domain.events import LimitsExtended, RetryRequested, SaveLost
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S
 from holdfast.domain.obligations import answers_for
@@ -30,7 +31,7 @@ from holdfast.domain.ownership import ORPHAN_GRACE_S, Ready
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate
 from job_contract import reports
-from job_contract.checkpoint_layout import Head
+from job_contract.checkpoint_layout import Head, Manifest, save_name
 from job_contract.orders import Wait
 from tests import builders as b
 from tests.application.fakes import FakePorts
@@ -366,3 +367,41 @@ def test_the_limits_of_an_ended_job_can_be_extended_for_its_next_try(ports: Fake
 def test_a_change_of_phase_in_a_jobs_life_touches_no_date(ports: FakePorts) -> None:
     remember(b.a_job(), training(ports), ports.store)
     assert ports.store.expiries == {}
+
+
+def test_a_sweep_deletes_the_saves_that_keep_does_not_cover_and_a_dry_run_only_names_them(ports: FakePorts) -> None:
+    job = training(ports)
+    hears(ports, 1)
+    names = [save_name(10 * number, 1, number) for number in (1, 2, 3, 4)]
+    ports.checkpoints.stored = {*names}
+    ports.checkpoints.line = [
+        Manifest(
+            job=job.id, attempt=1, step=10 * number, save=names[number - 1], world_size=1, mesh=(1,), config_hash="c",
+            corpus_digest="d", versions={}, facts={}, files=(),
+        )
+        for number in (4, 3, 2, 1)
+    ]  # fmt: skip
+    assert Sweep(ports).run() == [], "nothing is reported committed yet"
+    record(b.saved(40, 1, 4), job.id, ports)
+    [told] = Sweep(ports, dry_run=True).run()
+    assert (told.who, len(ports.checkpoints.stored)) == (names[0], 4)
+    [done] = Sweep(ports).run()
+    assert (done.who, sorted(ports.checkpoints.stored)) == (names[0], names[1:])
+    assert Sweep(ports).run() == []
+    ports.checkpoints.stored.add(names[0])
+    ports.clock.step(LOOK_AFTER_S + 1)
+    assert retire_saves(ports.store.load(job.id), ports) == [], "the bucket is not listed for ever"
+
+
+def test_o21_a_save_that_was_lost_stands_in_the_jobs_history_once_with_node_and_error_code(ports: FakePorts) -> None:
+    job = training(ports)
+    reason = "part of node 1 failed: SlowDown at __1_0.distcp"
+    for instance in (b.LEADER, b.OTHER):
+        report = reports.SaveLost(
+            job=job.id, attempt=1, instance=instance, at=b.NOW, save=save_name(10, 1, 1), reason=reason
+        )
+        NodeReports(ports).take(report)
+    after = ports.store.load(job.id)
+    assert after is not None
+    assert (after.phase, after.lost_saves, after.saved) == (Phase.RUNNING, 1, None)
+    assert [event.reason for event in ports.store.events[job.id].values() if isinstance(event, SaveLost)] == [reason]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
@@ -38,12 +40,15 @@ from holdfast_cli import ask, main
 from job_contract.checkpoint_layout import (
     Head,
     Manifest,
+    Part,
     SavedFile,
     SavePointer,
     file_key,
     head_key,
     job_prefix,
     manifest_key,
+    parse_save_name,
+    part_key,
     seal,
 )
 from tests.cli.cloud import AT, BUCKET, FLEET, JOB, NODE, SAVE, Cloud, holdfast
@@ -312,19 +317,22 @@ def test_an_empty_queue_is_said_to_be_empty(cloud: Cloud) -> None:
 # -- saves -------------------------------------------------------------------------------------------------------------
 
 
-def put_save(name: str, *, attempt: int = 1, damage: str = "") -> SavePointer:
+def put_save(name: str, *, damage: str = "") -> SavePointer:
     """A save of one file in the bucket, damaged as told."""
     s3, prefix = boto3.client("s3"), job_prefix("research", JOB)
-    content = b"tensors"
+    content, numbers = b"tensors", parse_save_name(name)
+    file = SavedFile(path="rank-0.bin", size_bytes=7, sha256=hashlib.sha256(content).hexdigest(), node_rank=0)
     manifest = Manifest(
-        job=JOB, attempt=attempt, step=25, save=name, world_size=1, mesh=(1,), config_hash="c", corpus_digest="d",
-        versions={}, facts={}, files=(SavedFile(path="rank-0.bin", size_bytes=7, sha256="0" * 64, node_rank=0),),
+        job=JOB, attempt=numbers.attempt, step=numbers.step, save=name, world_size=1, mesh=(1,), config_hash="c",
+        corpus_digest="d", versions={}, facts={}, files=(file,),
     )  # fmt: skip
+    part = Part(job=JOB, attempt=numbers.attempt, save=name, node_rank=0, roster_id="r", files=manifest.files)
+    s3.put_object(Bucket=BUCKET, Key=part_key(prefix, name, 0), Body=seal(part)[0])
     raw, digest = seal(manifest)
     if damage != "file gone":
         s3.put_object(Bucket=BUCKET, Key=file_key(prefix, name, "rank-0.bin"), Body=content[: 7 - (damage == "short")])
     if damage == "flipped":
-        raw = raw.replace(b'"step":25', b'"step":26')
+        raw = raw.replace(b'"world_size":1', b'"world_size":2')
     if damage != "not committed":
         s3.put_object(Bucket=BUCKET, Key=manifest_key(prefix, name), Body=raw)
     return SavePointer(save=name, manifest_sha256=digest)
@@ -354,6 +362,35 @@ def test_checkpoints_lists_saves_with_what_is_committed_and_what_can_be_trusted(
     assert "missing" in saves["step-00000080.a0002.s04"]["manifest"]
     assert saves[good.save]["size_bytes"] > 7
     assert "newest" in holdfast("checkpoints", JOB).stdout
+
+
+def test_verify_reads_the_newest_save_whole_and_names_the_damaged_file(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.accept()
+    prefix, name = job_prefix("research", JOB), "step-00000050.a0001.s02"
+    assert "no committed save yet" in holdfast("verify", JOB).stderr
+    newest = put_save(name)
+    head = Head(job=JOB, attempt=1, step=50, save=name, manifest_sha256=newest.manifest_sha256)
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=head_key(prefix), Body=seal(head)[0])
+    ran = holdfast("verify", JOB)
+    assert (ran.exit_code, ran.stdout) == (0, f"{name}: ok\n")
+
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=file_key(prefix, name, "rank-0.bin"), Body=b"tensorz")
+    ran = holdfast("verify", JOB, name)
+    assert ran.exit_code == 1
+    assert ran.stdout.startswith(f"{name}: rank-0.bin: sha256 ")
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=head_key(prefix), Body=b"torn")
+    damaged = json.loads(holdfast("verify", JOB, name, "--json").stdout)
+    assert [file["file"] for file in damaged["damaged"]] == ["head.json", "rank-0.bin"]
+
+    for path in ("rank-0.bin", "manifest.json", "parts/node-0.json"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        boto3.client("s3").download_file(BUCKET, file_key(prefix, name, path), str(tmp_path / path))
+    assert "rank-0.bin" in holdfast("verify", "--folder", str(tmp_path)).stdout
+    (tmp_path / "rank-0.bin").write_bytes(b"tensors")
+    assert holdfast("verify", "--folder", str(tmp_path)).exit_code == 0
+    (tmp_path / "manifest.json").unlink()
+    for words in (("verify",), ("verify", JOB, "../x"), ("verify", "--folder", str(tmp_path))):
+        assert holdfast(*words).exit_code == 2
 
 
 def test_a_job_without_saves_says_so(cloud: Cloud) -> None:
@@ -611,7 +648,7 @@ def test_a_wrong_word_for_a_queue_or_message_is_told_with_the_right_ones(
     assert sentence in ran.stderr
 
 
-JOB_VERBS = ("explain", "nodes", "checkpoints", "pause", "resume", "checkpoint", "retry", "extend")
+JOB_VERBS = ("explain", "nodes", "checkpoints", "verify", "pause", "resume", "checkpoint", "retry", "extend")
 
 
 @pytest.mark.parametrize("verb", JOB_VERBS)

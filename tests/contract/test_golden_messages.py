@@ -14,7 +14,16 @@ from job_contract import checkpoint_layout as layout
 from job_contract import node_files, orders, reports
 from job_contract.checkpoint_layout import Head, Manifest, Part, SavedFile, SavePointer
 from job_contract.reports import decode_report, encode_report
-from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, LoraSpec, ModelSpec, TrainingSpec
+from job_contract.spec import (
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    ImageSpec,
+    JobSpec,
+    LoraSpec,
+    ModelSpec,
+    TrainingSpec,
+)
 from job_contract.version import CONTRACT_VERSION, ContractError, UnknownVersion, canonical_json, decode, encode
 
 GOLDEN = Path(__file__).parents[2] / "events/contract/v1"
@@ -109,9 +118,21 @@ OPTIONS_SPEC = replace(
     ),
 )
 
+DATASET_SPEC = replace(
+    SPEC,
+    spec_id="d41c0a5e7b9f2c38",
+    training=replace(
+        SPEC.training,
+        data=DataSpec(uri="s3://corpora/web/v3", index_sha256="1d" * 32, dataset="web@3"),
+        evaluation=EvaluationSpec(
+            data=DataSpec(uri="file:///mnt/held-out", index_sha256="e0" * 32), every_steps=50, batches=4
+        ),
+    ),
+)
 MESSAGES: dict[str, Any] = {
     "spec": SPEC,
     "spec-own-image": OWN_IMAGE_SPEC,
+    "spec-dataset": DATASET_SPEC,
     "spec-environment": ENVIRONMENT_SPEC,
     "spec-options": OPTIONS_SPEC,
     "orders-wait": orders.Orders(**ORDER, generation=3, action=orders.Action.WAIT),
@@ -185,6 +206,9 @@ MESSAGES: dict[str, Any] = {
         size_bytes=4608,
         parent=POINTER_25,
     ),
+    "report-save-lost": reports.SaveLost(
+        **REPORT, save=SAVE_50, reason="part of node 1 failed: SlowDown at __1_0.distcp"
+    ),
     "report-finished": reports.Finished(**REPORT, step=120, loss=2.25, save="step-00000120.a0002.s03"),
     "report-failed": reports.Failed(
         **REPORT, failure="out_of_memory", reason="rank 1 ran out of memory", exit_code=72, rank=1, log_tail="..."
@@ -211,6 +235,8 @@ MESSAGES: dict[str, Any] = {
     "needs": node_files.Needs(number=1, save=POINTER_50, files=(".metadata", "__0_0.distcp")),
     "provided": node_files.Provided(number=1, folder=f"/var/lib/holdfast/saves/{SAVE_50}"),
     "provided-damaged": node_files.Provided(number=1, folder="", damaged=(DAMAGED,)),
+    "data-needs": node_files.DataNeeds(number=2, shards=(7, 3, 12, 0, 5)),
+    "damaged-data": node_files.DamagedData(file="shard-00007.bin", reason="sha256 differs"),
     "rank-save": node_files.RankSave(
         **SAVED, rank=0, files=("__0_0.distcp", ".metadata"), final=True, answers_generation=6, restored=POINTER_25
     ),
@@ -229,7 +255,13 @@ MESSAGES: dict[str, Any] = {
 MANIFEST = Manifest(**SAVED, job=JOB, attempt=2, files=FILES, final=True, answers_generation=6, parent=POINTER_25)
 HEAD = Head(job=JOB, attempt=2, step=50, save=SAVE_50, manifest_sha256=DIGEST_50, parent=POINTER_25)
 NEW_HEAD = Head(job=JOB, attempt=1)
-SEALED: dict[str, Manifest | Head] = {"manifest": MANIFEST, "head": HEAD, "head-new": NEW_HEAD}
+PART = MESSAGES["part"]
+SEALED: dict[str, Manifest | Head | Part] = {
+    "manifest": MANIFEST,
+    "head": HEAD,
+    "head-new": NEW_HEAD,
+    "part-sealed": PART,
+}
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -290,6 +322,13 @@ def test_a_frozen_manifest_opens_by_the_pointer_to_it() -> None:
 @pytest.mark.parametrize(("name", "pointer"), [("head", POINTER_50), ("head-new", None)])
 def test_a_frozen_head_names_the_newest_save_or_none(name: str, pointer: SavePointer | None) -> None:
     assert layout.open_head((GOLDEN / f"{name}.json").read_bytes(), job=JOB).pointer == pointer
+
+
+def test_a_frozen_part_opens_as_the_nodes_that_it_is_of() -> None:
+    raw = (GOLDEN / "part-sealed.json").read_bytes()
+    assert layout.open_part(raw, job=JOB, save=SAVE_50, node_rank=0).files == FILES
+    with pytest.raises(layout.Damaged, match=r"parts/node-1\.json"):
+        layout.open_part(raw, job=JOB, save=SAVE_50, node_rank=1)
 
 
 def test_keys_of_table_and_bucket_are_as_ever() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
-from bench.world.world import World
+from bench.world.wire import wired_client
+from bench.world.world import BUCKET, World
 from holdfast.domain.ledger import Quota, Quotas
+from job_contract.dataset import DatasetIndex, TokenizerFacts
+from job_contract.dataset_writer import DatasetWriter
 from tests import builders as b
 from tests.functions.scenes import (
     JOB,
@@ -110,3 +114,35 @@ def test_a_quota_that_makes_no_sense_is_answered_on_the_result_queue(world: Worl
     [answer] = world.results
     assert (answer["code"], answer["team"], answer["dedup_id"]) == ("bad_quota", "research", wrong["dedup_id"])
     assert table().quotas() == Quotas()
+
+
+def test_a_dataset_is_registered_once_and_a_message_that_comes_twice_changes_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    place = f"s3://{BUCKET}/teams/research/datasets/web"
+    index = a_dataset(tmp_path / "web")
+    wired_client("s3").put_object(
+        Bucket=BUCKET, Key="teams/research/datasets/web/index.json", Body=(tmp_path / "web/index.json").read_bytes()
+    )
+    wish = {"schema": "holdfast.control/1", "action": "register_dataset", "name": "web", "version": 1, "uri": place}
+    for _ in range(2):
+        assert failures(world.call("ControlJob", delivered(CONTROL, json.dumps(wish)))) == []
+    kept = table().dataset("web", 1)
+    assert kept is not None
+    assert (kept["uri"], kept["digest"], kept["tokens"]) == (place, index.sha256, 7)
+    assert world.results == []
+
+
+def test_a_dataset_that_is_not_there_is_answered_with_the_reason(world: World) -> None:
+    place = f"s3://{BUCKET}/teams/research/datasets/none"
+    wish = {"schema": "holdfast.control/1", "action": "register_dataset", "name": "web", "version": 1, "uri": place}
+    assert failures(world.call("ControlJob", delivered(CONTROL, json.dumps(wish)))) == []
+    assert [result["code"] for result in world.results] == ["dataset_not_found"]
+    assert table().dataset("web", 1) is None
+
+
+def a_dataset(folder: Path) -> DatasetIndex:
+    facts = TokenizerFacts(kind="bytes")
+    with DatasetWriter(folder, vocab=256, tokenizer=facts, source="", licence="", shard_tokens=64) as writer:
+        writer.add(b"dataset")
+        return writer.close()

@@ -33,7 +33,6 @@ def test_the_stored_body_is_read_back_to_the_same_order() -> None:
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [
-        ("training", "data", {"uri": "s3://corpora/index.json"}),
         ("training", "init_from", "s3://checkpoints/teams/research/x"),
         ("checkpoint", "resume_from", "s3://checkpoints/teams/research/x"),
     ],

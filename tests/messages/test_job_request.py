@@ -122,7 +122,7 @@ def test_what_is_left_out_gets_its_default() -> None:
         ({"training__model__dim": 64}, "bad_value", ["training.model", "preset and dim"]),
         ({"training__data": {}}, "bad_value", ["training.data", "exactly one"]),
         ({"training__data__uri": "s3://corpora/x"}, "bad_value", ["training.data", "exactly one"]),
-        ({"training__data": {"uri": "https://x/y"}}, "bad_value", ["training.data.uri", "s3://bucket/key"]),
+        ({"training__data": {"uri": "https://x/y"}}, "bad_value", ["training.data.uri", "s3://bucket/prefix"]),
         ({"training__data": {"corpus": "web"}}, "bad_value", ["training.data.corpus", '"web"', "stdlib"]),
         ({"fleet__min_nodes": 3}, "min_nodes_above_nodes", ["fleet.min_nodes", "3", "lower min_nodes or raise nodes"]),
         ({"fleet__nodes": 17}, "bad_value", ["training.global_batch", "fleet.nodes 17"]),

@@ -12,7 +12,7 @@ from holdfast.domain.errors import Rejected
 from holdfast.domain.keys import KEEP_S
 from holdfast.domain.notices import ORDERED_STOP_S
 from holdfast.domain.ownership import GONE, ORPHAN_GRACE_S
-from holdfast.messages.acceptance import read_acceptance
+from holdfast.messages.acceptance import acceptance_of, read_acceptance
 from holdfast.messages.control_request import control_identity, read_control
 from holdfast.messages.instance_state_change import read_instance_state_change
 from holdfast.messages.job_request import body_sha256, job_id, node_spec, read_request, request_identity
@@ -138,13 +138,11 @@ def test_batch_and_learning_rate_are_of_the_whole_job_whatever_its_number_of_nod
     assert trained(1) == trained(2) == trained(16) == (16, 0.001)
 
 
-def test_keep_is_passed_on_and_deletes_nothing_in_this_release() -> None:
-    spec = node_spec(read(checkpoint={"interval_steps": 25, "keep": 1}), "j", ranks_per_node=0)
-    assert spec.checkpoint.keep == 1
-    sources = [
-        path for folder in ("layers/holdfast/holdfast", "training_image") for path in (b.ROOT / folder).rglob("*.py")
-    ]
-    assert not [path.name for path in sources if "delete_object" in path.read_text()]
+def test_keep_is_passed_on() -> None:
+    request = read(checkpoint={"interval_steps": 25, "keep": 1})
+    assert node_spec(request, "j", ranks_per_node=0).checkpoint.keep == 1
+    assert acceptance_of(request, now=b.NOW).job.keep == 1
+    assert not [path.name for path in (b.ROOT / "training_image").rglob("*.py") if "delete_object" in path.read_text()]
 
 
 def test_the_grace_times_of_the_sweep_are_the_documented_ones() -> None:

@@ -100,7 +100,9 @@ MESSAGE_FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "reference_nested": ({"schema": "holdfast.job-request-ref/1", "uri": "s3://data/nested.json"}, ("itself",)),
     "reference_not_found": ({"schema": "holdfast.job-request-ref/1", "uri": "s3://data/none.json"}, ("none.json",)),
-    "not_in_this_release": (sample(training__data={"uri": "s3://corpora/index.json"}), ("training.data.uri",)),
+    "not_in_this_release": (
+        sample(training__init_from=f"s3://{BUCKET}/teams/research/jobs/x/saves/y"), ("training.init_from",),
+    ),
 }  # fmt: skip
 ELSEWHERE = {
     "identity_conflict",
@@ -108,6 +110,13 @@ ELSEWHERE = {
     "template_version_taken",
     "reference_not_readable",
     "reference_too_large",
+    "unknown_dataset",
+    "dataset_not_found",
+    "dataset_not_readable",
+    "dataset_damaged",
+    "dataset_digest_needed",
+    "data_does_not_fit",
+    "dataset_version_taken",
 }
 """Tested where a table, a bucket or a template is at hand."""
 

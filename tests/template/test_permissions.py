@@ -86,6 +86,7 @@ CALLS = {
     "put_log_events": "logs:PutLogEvents",
     "list_objects_v2": "s3:ListBucket",
     "upload_file": "s3:PutObject",
+    "delete_objects": "s3:DeleteObject",
 }
 SERVICES = "client|events|sqs|s3|sfn|dynamodb|ec2|quotas|secretsmanager|ssm"
 METHOD = re.compile(rf'self\._?(?:{SERVICES})\.(?:get_paginator\("(\w+)"\)|(\w+)\()')
@@ -150,7 +151,7 @@ ENDERS = {
         ("s3:PutObject", {"launch_fleet", "write_report"}),
         ("ec2:DescribeSpotPriceHistory", {"accept_request", "launch_fleet"}),
         ("servicequotas:GetServiceQuota", {"accept_request", "launch_fleet"}),
-        ("s3:DeleteObject", set()),
+        ("s3:DeleteObject", {"sweep"}),
         ("dynamodb:Scan", set()),
     ],
 )

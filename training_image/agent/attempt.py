@@ -28,6 +28,7 @@ from agent.ranks import Crash, Ranks, Seats, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
+from agent.shards import DATA, EVALUATION, Shards, place_of, visible_folder
 from job_contract.checkpoint_layout import parse_save_name
 from job_contract.node_files import (
     Control,
@@ -40,14 +41,15 @@ from job_contract.node_files import (
     write_message,
 )
 from job_contract.orders import Roster
-from job_contract.reports import CheckpointSaved, Failed, Finished, NetworkChecked, Progress, Report, Started
+from job_contract.reports import CheckpointSaved, Failed, Finished, NetworkChecked, Progress, Report, SaveLost, Started
+from job_contract.spec import DataSpec
 
 T = TypeVar("T")
 
 STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
 
-RECORDS = ("metrics.jsonl", "events.jsonl", "logs", "outcome")
+RECORDS = ("metrics.jsonl", "evaluations.jsonl", "events.jsonl", "logs", "outcome")
 PAST_ATTEMPTS = 5
 # So many lines of the kernel go with the rank's own: they tell a broken GPU, and who was killed for memory.
 KERNEL_LINES = 8
@@ -110,11 +112,16 @@ class Attempt:
         self._watch = HangWatch(self._run_dir, grace_s=tools.pace.hang_grace_s, clock=tools.clock)
         self._prepare(seen)
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
+        evaluation = self.spec.training.evaluation
+        asked = {DATA: self.spec.training.data, EVALUATION: evaluation.data if evaluation else DataSpec()}
+        self._shards = [self._make_shards(name, data) for name, data in asked.items() if data.uri]
 
     def start(self, *, free_port: Callable[[], None]) -> None:
         """The ranks run; `free_port` has been called just before. Raises OSError, SecretUnavailable."""
         self.saves.loop.start()
         self._fetch.loop.start()
+        for shards in self._shards:
+            shards.loop.start()
         image = self.spec.image
         command = image.command if image and image.command else self._tools.settings.command
         self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
@@ -214,6 +221,8 @@ class Attempt:
         self.state = State.OVER
         self.saves.loop.close()
         self._fetch.loop.close()
+        for shards in self._shards:
+            shards.loop.close()
         self._end_ranks()
         self.saves.loop.close(wait_s=self._tools.pace.rank_end_s)
 
@@ -234,7 +243,9 @@ class Attempt:
             node_rank=self.node_rank,
             nodes=len(self.roster.nodes),
             agent_pid=os.getpid(),
-            corpus_dir=str(self._tools.settings.corpus_dir),
+            corpus_dir=str(
+                visible_folder(self._run_dir) if self.spec.training.data.uri else self._tools.settings.corpus_dir
+            ),
             roster_id=self.roster.roster_id,
             resume_from=resume.pointer if resume else None,
             resume_parent=resume.parent if resume else None,
@@ -270,6 +281,18 @@ class Attempt:
             bucket=self._tools.bucket,
             downloads=self._tools.pace.downloads,
             journal=self._journal,
+        )
+
+    def _make_shards(self, name: str, data: DataSpec) -> Shards:
+        return Shards(
+            data,
+            self._seats.ranks,
+            run_dir=self._run_dir,
+            root=self._tools.settings.root,
+            place=place_of(data.uri or "", self._tools.bucket),
+            downloads=self._tools.pace.downloads,
+            journal=self._journal,
+            name=name,
         )
 
     def _write_control(self) -> None:
@@ -392,6 +415,9 @@ class Attempt:
             return None
 
     def _fail(self, crash: Crash) -> None:
+        damaged = next((shards.damaged for shards in self._shards if shards.damaged), None)
+        if damaged and crash.failure == "user_error":
+            crash = replace(crash, reason=f"data: {damaged.file}: {damaged.reason}")
         tail = without(self.ranks.log_tail(crash.rank), self._secrets)
         if crash.failure == "network":
             peers = silent_peers(tail, self.roster, self.node_rank) or ("a node that it does not name",)
@@ -424,6 +450,8 @@ class Attempt:
                 self._say_saved(committed, final=self._is_final(committed))
             case SaveFailed(name, final, reason):
                 self._journal.note("save_failed", save=name, reason=reason)
+                if self.node_rank < self._tools.pace.heartbeat_nodes:
+                    self._say(SaveLost, save=name, reason=reason)
                 if final or self._answers_stop(name):
                     self._over(Failed, failure="save_failed", reason=f"{name}: {reason}")
             case LostToFence(reason):
@@ -463,7 +491,8 @@ class Attempt:
 
     def _found(self, name: str, committed: Committed | None) -> None:
         if committed is None:
-            self._over(Failed, failure="save_failed", reason=f"{name} is not in the bucket")
+            reason = self.saves.failures.get(name, "it is not in the bucket")
+            self._over(Failed, failure="save_failed", reason=f"{name}: {reason}")
         else:
             self._conclude(committed, existing=self._outcome is not None and self._outcome.existing)
 
@@ -521,6 +550,7 @@ class Attempt:
             loss=self._progress.loss if self._progress else None,
             tokens_per_s=self._progress.tokens_per_s if self._progress else None,
             node_ms=self._progress.node_ms if self._progress else None,
+            answered_after_s=self.saves.answered_after_s.get(manifest.save),
         )
 
     def _over(self, kind: type[Report], **fields: object) -> None:

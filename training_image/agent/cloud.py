@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import boto3
 from boto3.dynamodb.types import TypeDeserializer
 from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -23,9 +25,16 @@ _CONFIG = Config(
     connect_timeout=2,
     read_timeout=5,
     retries={"mode": "standard", "max_attempts": 3},
-    max_pool_connections=32,
+    max_pool_connections=64,
 )
 _CHUNK = 1 << 20
+_WRAPPED = re.compile(r"An error occurred \((\w+)\)")
+# Parts of one file at a time; with `Pace.uploads` files at a time all connections of the pool are in use.
+_TRANSFER = TransferConfig(multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=4)
+# Answers that a later try does not change.
+_PERMANENT = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "403"}
+)
 
 
 class Refused(Exception):
@@ -90,7 +99,15 @@ def error_code(error: Exception) -> str:
     """Return AWS's error code, the exception's name where AWS did not answer."""
     if isinstance(error, ClientError):
         return str(error.response.get("Error", {}).get("Code", "Unknown"))
+    if isinstance(error, Boto3Error) and (code := _WRAPPED.search(str(error))):
+        # S3UploadFailedError holds the answer as text: "... An error occurred (SlowDown) when calling ..."
+        return code[1]
     return type(error).__name__
+
+
+def permanent(error: Exception) -> bool:
+    """Return whether asking again is in vain: the bucket is elsewhere, or closed to this node."""
+    return error_code(error) in _PERMANENT
 
 
 class OrdersTable:
@@ -142,6 +159,10 @@ class Bucket:
     def __init__(self, s3: Any, name: str) -> None:
         self._s3, self._name = s3, name
 
+    def sibling(self, name: str) -> Bucket:
+        """Return another bucket, reached by the same client."""
+        return Bucket(self._s3, name)
+
     def get(self, key: str) -> Stored | None:
         try:
             answer = self._s3.get_object(Bucket=self._name, Key=key)
@@ -167,7 +188,8 @@ class Bucket:
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def upload(self, path: Path, key: str) -> None:
-        self._s3.upload_file(str(path), self._name, key)
+        """The file is under the key, in parts where it is large."""
+        self._s3.upload_file(str(path), self._name, key, Config=_TRANSFER)
 
     def stream(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks. Raises Missing."""

@@ -1,10 +1,13 @@
-"""From a save on local disk to a committed one: hash, upload, part, commit; one save of the attempt after another."""
+"""From a save on local disk to a committed one: hash, upload, part, commit; one save of the attempt after another.
+
+A file is uploaded as soon as it has its name, while the ranks write the next ones.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import queue
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +15,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.cloud import CLOUD_ERRORS, Bucket, error_code
+from agent.cloud import CLOUD_ERRORS, Bucket, error_code, permanent
 from agent.commit import Committed, Committer, Fenced, HeadUnreadable
 from agent.files import plain_name, sha256_of
 from agent.journal import Journal
 from agent.ranks import Seats
 from agent.settings import Pace
 from agent.threads import Loop
-from job_contract.checkpoint_layout import Part, SavedFile, file_key, parse_save_name, part_key
-from job_contract.node_files import Control, RankSave, read_message
-from job_contract.version import ContractError, canonical_json, decode, encode
+from job_contract.checkpoint_layout import (
+    PARTS_FOLDER,
+    Part,
+    SavedFile,
+    file_key,
+    open_part,
+    parse_save_name,
+    part_key,
+    seal,
+)
+from job_contract.node_files import Control, ControlKind, RankSave, read_message
+from job_contract.version import ContractError
 
 # Seconds between looks for a save that has become complete on disk.
 LOOK_S = 0.1
 RETRY_S = 1.0
+# The longest pause before the n-th retry of an upload is this times 2^n, and the pause is drawn evenly below it.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+# An upload of less says nothing about the network.
+RATED_BYTES = 1 << 20
+DATA_FILES = "__*.distcp"
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class LocalSave:
     folder: Path
     any_rank: RankSave
     files: tuple[str, ...]
+    failed: str | None = None
 
     @property
     def name(self) -> str:
@@ -77,6 +95,11 @@ class LocalSave:
 
 
 Result = Saved | SaveFailed | LostToFence | Found
+Version = tuple[int, int, int]
+
+
+class NotUploaded(Exception):
+    """A file of the save is not in the bucket, and will not be; the text is the error's code and the file's name."""
 
 
 class Saves:
@@ -104,6 +127,12 @@ class Saves:
         self._settled: set[str] = set()
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._known_parts: dict[str, Part] = {}
+        self._uploaded: dict[tuple[str, str], tuple[Version, SavedFile]] = {}
+        self._bytes_per_s: float | None = None
+        self._early_from = 0.0
+        self.failures: dict[str, str] = {}
+        self.answered_after_s: dict[str, float] = {}
+        self._ordered_at: dict[int, float] = {}
         self._fenced = False
         self.newest: str | None = None
         self.loop = Loop("saves", self._round, journal)
@@ -120,10 +149,12 @@ class Saves:
     def _round(self) -> float:
         if self._fenced:
             return LOOK_S
+        self._note_order()
         for name in self._unsettled():
             self._settle(name)
             if self._fenced or self.loop.closed.is_set():
                 return LOOK_S
+        self._upload_what_is_written()
         if not self._asked.empty():
             name = self._asked.get()
             try:
@@ -137,6 +168,20 @@ class Saves:
                 self.results.put(Found(name, None))
         return LOOK_S
 
+    def _note_order(self) -> None:
+        control = self._control()
+        if control.kind is not ControlKind.NONE:
+            self._ordered_at.setdefault(control.generation, self._clock())
+
+    def _answered(self, committed: Committed) -> None:
+        """How long an order waited for its save is known: from the look that saw it to the commit."""
+        manifest = committed.manifest
+        self._note_order()
+        ordered_at = self._ordered_at.get(manifest.answers_generation)
+        if ordered_at is not None:
+            seconds = self.answered_after_s.setdefault(manifest.save, round(self._clock() - ordered_at, 3))
+            self._journal.note("order_answered", save=manifest.save, seconds=seconds)
+
     def _settle(self, name: str) -> None:
         try:
             result = self.settle(local_save(self._folder / name, self._seats.ranks))
@@ -146,6 +191,8 @@ class Saves:
             result = LostToFence(str(error))
         except ValueError as error:
             result = SaveFailed(name, False, f"a rank described it wrongly: {error}")
+        if isinstance(result, SaveFailed):
+            self.failures[name] = result.reason
         self.results.put(result)
         self._settled.add(name)
 
@@ -181,6 +228,7 @@ class Saves:
             committed = self._committer.commit(save.any_rank, parts)
         self._committer.move_head(committed)
         self._journal.note("committed", save=save.name, step=committed.manifest.step, sha256=committed.sha256)
+        self._answered(committed)
         self.newest = save.name
         self._forget_older(save.name)
         return Saved(committed)
@@ -207,29 +255,90 @@ class Saves:
             node_rank=self._seats.node_rank,
             roster_id=self._roster_id,
         )
-        workers = self._pace.uploads_doomed if self._doomed() else self._pace.uploads
+        if save.failed:
+            return dataclasses.replace(part, failed=save.failed)
         try:
-            with ThreadPoolExecutor(workers, thread_name_prefix="upload") as pool:
-                files = tuple(pool.map(lambda name: self._upload(save, name), save.files))
-        except (*CLOUD_ERRORS, OSError, ContractError) as error:
-            self._journal.note("upload_failed", save=save.name, error=repr(error))
-            return dataclasses.replace(part, failed=error_code(error))
+            files = self._upload_all(save.folder, save.files, save)
+        except (NotUploaded, OSError, ContractError) as error:
+            self._journal.note("upload_failed", save=save.name, error=str(error))
+            return dataclasses.replace(part, failed=str(error))
         self._journal.note(
             "save_uploaded", save=save.name, files=len(files), size_bytes=sum(f.size_bytes for f in files)
         )
         return dataclasses.replace(part, files=files)
 
-    def _upload(self, save: LocalSave, name: str) -> SavedFile:
-        path = save.folder / plain_name(name)
+    def _upload_what_is_written(self) -> None:
+        """The files that the ranks have closed of a save that they still write are in the bucket; else tried later."""
+        if self._clock() < self._early_from:
+            return
+        names = [entry.name for entry in _entries(self._folder) if entry.name not in self._settled]
+        for folder in (self._folder / name for name in _saves_of(names, self._seats.attempt)):
+            written = [path.name for path in sorted(folder.glob(DATA_FILES))]
+            try:
+                self._upload_all(folder, written)
+            except (NotUploaded, OSError) as error:
+                self._journal.note("upload_deferred", save=folder.name, error=str(error))
+                self._early_from = self._clock() + random.uniform(RETRY_S, LONGEST_PAUSE_S)
+
+    def _upload_all(self, folder: Path, names: Sequence[str], save: LocalSave | None = None) -> tuple[SavedFile, ...]:
+        """Return the files, each in the bucket. Raises NotUploaded, OSError, ContractError for one that is not."""
+        left = [name for name in names if self._known(folder, name) is None]
+        started = time.perf_counter()
+        with ThreadPoolExecutor(self._workers(), thread_name_prefix="upload") as pool:
+            sizes = [file.size_bytes for file in pool.map(lambda name: self._upload(folder, name, save), left)]
+        if sum(sizes) >= RATED_BYTES:
+            self._bytes_per_s = sum(sizes) / (time.perf_counter() - started)
+        return tuple(file for name in names if (file := self._known(folder, name)))
+
+    def _known(self, folder: Path, name: str) -> SavedFile | None:
+        """Return the file as it was uploaded, None when it was not, or has been written again since."""
+        version, file = self._uploaded.get((folder.name, name), (None, None))
+        return file if version == _version(folder / name) else None
+
+    def _workers(self) -> int:
+        return self._pace.uploads_doomed if self._doomed() else self._pace.uploads
+
+    def _upload(self, folder: Path, name: str, save: LocalSave | None) -> SavedFile:
+        key, path = file_key(self._prefix, folder.name, name), folder / plain_name(name)
+        version = _version(path)
+        if save is not None and (newer := self._gives_way_to(save)):
+            raise NotUploaded(f"replaced by {newer}, for which the time is left")
         digest, size_bytes = sha256_of(path)
-        self._bucket.upload(path, file_key(self._prefix, save.name, name))
-        return SavedFile(path=name, size_bytes=size_bytes, sha256=digest, node_rank=self._seats.node_rank)
+        patience_s = self._pace.upload_retry_s if save is not None else 0.0
+        give_up_at, longest = self._clock() + patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                self._bucket.upload(path, key)
+                break
+            except CLOUD_ERRORS as error:
+                code = error_code(error)
+                if permanent(error) or self._clock() >= give_up_at or self.loop.closed.is_set():
+                    raise NotUploaded(f"{code} at {name}") from error
+                self._journal.note("upload_retry", save=folder.name, file=name, error=code)
+                self.loop.closed.wait(random.uniform(0, longest))
+                longest = min(2 * longest, LONGEST_PAUSE_S)
+        file = SavedFile(path=name, size_bytes=size_bytes, sha256=digest, node_rank=self._seats.node_rank)
+        self._uploaded[folder.name, name] = (version, file)
+        return file
+
+    def _gives_way_to(self, save: LocalSave) -> str | None:
+        """Return the newer save that is to have the last seconds of this node, None when this one keeps them."""
+        control, number = self._control(), parse_save_name(save.name).number
+        newer = [name for name in self._unsettled() if parse_save_name(name).number > number]
+        if not newer or not self._doomed() or control.deadline_at is None or self._bytes_per_s is None:
+            return None
+        left_s = control.deadline_at - self._clock()
+        here, there = self._bytes_left(save.folder), self._bytes_left(self._folder / newer[-1])
+        return newer[-1] if gives_way(here / self._bytes_per_s, there / self._bytes_per_s, left_s) else None
+
+    def _bytes_left(self, folder: Path) -> int:
+        return sum(path.stat().st_size for path in folder.glob(DATA_FILES) if self._known(folder, path.name) is None)
 
     def _put_part(self, part: Part, save: LocalSave, seen_at: float) -> bool:
         key = part_key(self._prefix, save.name, self._seats.node_rank)
         while not self.loop.closed.is_set():
             try:
-                self._bucket.put(key, canonical_json(encode(part)))
+                self._bucket.put(key, seal(part)[0])
             except CLOUD_ERRORS as error:
                 self._journal.note("part_unput", save=save.name, error=error_code(error))
                 if self._clock() > self._due_at(seen_at):
@@ -240,13 +349,19 @@ class Saves:
         return False
 
     def _parts(self, save: str) -> list[Part]:
-        """Return the parts put so far that belong to this attempt's roster; each is read once."""
-        for key in self._bucket.keys(file_key(self._prefix, save, "parts/")):
-            if key not in self._known_parts and (stored := self._bucket.get(key)):
-                self._known_parts[key] = decode(Part, json.loads(stored.body))
-        wanted = [part_key(self._prefix, save, node_rank) for node_rank in range(self._seats.nodes)]
-        parts = [self._known_parts[key] for key in wanted if key in self._known_parts]
-        return [part for part in parts if (part.save, part.roster_id) == (save, self._roster_id)]
+        """Return the parts put so far that belong to this attempt's roster; each is read once. Raises Damaged."""
+        there = self._bucket.keys(file_key(self._prefix, save, f"{PARTS_FOLDER}/"))
+        parts = []
+        for node_rank in range(self._seats.nodes):
+            key = part_key(self._prefix, save, node_rank)
+            # A part that is gone again is of a save that the supervisor deletes.
+            if key in there and key not in self._known_parts and (stored := self._bucket.get(key)):
+                part = open_part(stored.body, job=self._seats.job, save=save, node_rank=node_rank)
+                self._known_parts[key] = part
+            known = self._known_parts.get(key) if key in there else None
+            if known and known.roster_id == self._roster_id:
+                parts.append(known)
+        return parts
 
     def _doomed(self) -> bool:
         return self._seats.node_rank in self._control().doomed
@@ -274,12 +389,23 @@ class Saves:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
+def gives_way(finish_s: float, newer_s: float, left_s: float) -> bool:
+    """Return whether a doomed node drops the save that it uploads: not both can be uploaded, and the newer one can."""
+    return finish_s + newer_s > left_s >= newer_s
+
+
 def local_save(folder: Path, ranks: Sequence[int]) -> LocalSave:
     """Return the save in the folder; each rank has said that its share is complete. Raises ValueError."""
     shares = [share for rank in ranks if (share := read_message(folder / f"rank-{rank}.json", RankSave))]
     if len(shares) < len(ranks):
         raise ContractError(f"{folder.name} lacks a rank's share")
-    return LocalSave(folder, shares[0], tuple(sorted({name for share in shares for name in share.files})))
+    files = tuple(sorted({name for share in shares for name in share.files}))
+    return LocalSave(folder, shares[0], files, next((share.failed for share in shares if share.failed), None))
+
+
+def _version(path: Path) -> Version:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _saves_of(names: list[str], attempt: int) -> Iterator[str]:

@@ -68,6 +68,7 @@ class Pace:
     progress_look_s: float = 0.5
     parts_s: float = 0.3
     save_grace_s: float = 600.0
+    upload_retry_s: float = 30.0
     doomed_slack_s: float = 5.0
     uploads: int = 4
     uploads_doomed: int = 16

@@ -39,6 +39,7 @@ FREE_FIELDS = (
     "compile",
     "prefetch",
     "reshard_after_forward",
+    "evaluation",
 )
 
 
@@ -71,8 +72,14 @@ class Config:
     @property
     def fixed(self) -> dict[str, Any]:
         """The fields that a resume must find unchanged; what is left out of a spec is left out here."""
-        fields = {**dataclasses.asdict(self.training), "lora": plain(self.training.lora)}
+        fields = {**dataclasses.asdict(self.training), "data": self._data, "lora": plain(self.training.lora)}
         return {name: value for name, value in fields.items() if name not in FREE_FIELDS and value is not None}
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        """A dataset is its digest, wherever it lies and whatever it is called."""
+        data = self.training.data
+        return {"corpus": data.corpus} if data.index_sha256 is None else {"index_sha256": data.index_sha256}
 
     @property
     def hash(self) -> str:
@@ -115,9 +122,10 @@ def config_of(spec: JobSpec) -> Config:
 
 
 def _refuse(training: TrainingSpec) -> None:
-    model = training.model
+    model, data = training.model, training.data
     checks = {
-        f"data.corpus is {training.data.corpus!r}; this image carries 'stdlib'": training.data.corpus == "stdlib",
+        f"data.corpus is {data.corpus!r}; this image carries 'stdlib'": data.corpus == "stdlib" or data.uri is not None,
+        "data.uri has no index_sha256 beside it": data.uri is None or data.index_sha256 is not None,
         f"init_from is {training.init_from!r}; this image reads file:///folder": (
             training.init_from is None or training.init_from.startswith("file:///")
         ),

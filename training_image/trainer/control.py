@@ -69,35 +69,37 @@ class Agreement:
         self.control, self.group, self.nodes, self.node_rank = control, group, nodes, node_rank
         self.answered = 0
         self.save_due = False
+        self.data_lacking = False
         self.node_ms: tuple[float, ...] = (0.0,) * nodes
-        self._flags = torch.zeros(2 + nodes, dtype=torch.int64)
+        self._flags = torch.zeros(3 + nodes, dtype=torch.int64)
 
-    def start(self, *, save_due: bool = False, own_ms: float = 0.0) -> None:
+    def start(self, *, save_due: bool = False, data_lacking: bool = False, own_ms: float = 0.0) -> None:
         """The exchange of what each rank knows is under way, beside the training's own traffic."""
         self._flags.zero_()
-        self._flags[0], self._flags[1] = value_of(self.control.read()), int(save_due)
+        self._flags[0] = value_of(self.control.read())
+        self._flags[1], self._flags[2] = int(save_due), int(data_lacking)
         # The maximum over all ranks leaves the slowest rank of each node in the node's own place.
-        self._flags[2 + self.node_rank] = round(1000 * own_ms)
+        self._flags[3 + self.node_rank] = round(1000 * own_ms)
         self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
 
     def finish(self) -> Order | None:
-        """Return an order that has not been answered yet; `save_due` holds if any rank found a save due.
+        """Return an order that was not answered yet; `save_due` and `data_lacking` hold if they do for any rank.
 
         `node_ms` is the own time of each node's slowest rank, as the ranks gave it to `start`.
         """
         self._work.wait()
-        value, due, *node_us = self._flags.tolist()
+        value, due, lacking, *node_us = self._flags.tolist()
         self.node_ms = tuple(us / 1000 for us in node_us)
-        self.save_due = bool(due)
+        self.save_due, self.data_lacking = bool(due), bool(lacking)
         kind = KINDS[value % len(KINDS)]
         if value <= self.answered or kind is ControlKind.NONE:
             return None
         self.answered = value
         return Order(generation=value // len(KINDS), kind=kind, doomed=self._doomed())
 
-    def now(self) -> Order | None:
+    def now(self, *, data_lacking: bool = False) -> Order | None:
         """Return what all ranks agree on at once."""
-        self.start()
+        self.start(data_lacking=data_lacking)
         return self.finish()
 
     def _doomed(self) -> tuple[int, ...]:

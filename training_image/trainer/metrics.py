@@ -24,11 +24,18 @@ class Journal:
         """The event is in events.jsonl, with the time and this rank."""
         self._append("events.jsonl", {"event": name, "at": time.time(), "rank": self.rank, **fields})
 
-    def step(self, *, step: int, loss: float, lr: float, tokens: int, seconds: float) -> None:
-        """The finished optimizer step is in metrics.jsonl; steps count from 1. Only global rank 0 writes."""
+    def step(self, **line: float) -> None:
+        """The finished optimizer step is in metrics.jsonl; steps count from 1. Only global rank 0 writes.
+
+        `seconds` is the step itself; `data_wait_s` what this rank waited for data before and in it.
+        """
         if self.rank == 0:
-            line = {"step": step, "attempt": self.attempt, "loss": loss, "lr": lr, "tokens": tokens, "seconds": seconds}
-            self._append("metrics.jsonl", {**line, "at": time.time()})
+            self._append("metrics.jsonl", {**line, "attempt": self.attempt, "at": time.time()})
+
+    def evaluation(self, **line: float) -> None:
+        """The evaluation after a step is in evaluations.jsonl. Only global rank 0 writes."""
+        if self.rank == 0:
+            self._append("evaluations.jsonl", {**line, "attempt": self.attempt, "at": time.time()})
 
     def progress(self, progress: RankProgress, *, always: bool = False) -> None:
         """progress.json is at most 0.2 s behind; a new state is there at once. Only global rank 0 writes."""

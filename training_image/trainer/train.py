@@ -20,8 +20,9 @@ from trainer import data
 from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
 from trainer.control import Agreement, ControlFile, Order
-from trainer.corpus import open_corpus
 from trainer.endings import Diverged, UserError
+from trainer.evaluation import Evaluation
+from trainer.feed import Feed
 from trainer.flops import flops_per_token, mfu, peak_of
 from trainer.llama import Weights, base_of_seed
 from trainer.metrics import Journal
@@ -33,6 +34,8 @@ from trainer.restore import OrderedMeanwhile, Restore
 # DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
 WARM_UP_STEPS = 2
 MOST_NON_FINITE_STEPS = 3
+# Seconds between looks for data that are on their way.
+DATA_LOOK_S = 0.1
 NO_ORDER = Order(generation=0, kind=ControlKind.NONE)
 
 
@@ -46,6 +49,8 @@ class Run:
     control: ControlFile
     agreement: Agreement
     batches: data.Batches
+    feed: Feed
+    evaluation: Evaluation | None
     learner: Learner
     saves: Saves
     restore: Restore
@@ -60,6 +65,9 @@ class Run:
     answered_generation: int = 0
     saved_at: float = 0.0
     base_sha256: str | None = None
+    data_wait_s: float = 0.0
+    evaluated_step: int | None = None
+    evaluation_loss: float | None = None
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=10))
 
 
@@ -77,6 +85,7 @@ def train(run_dir: Path, job: JobFile) -> None:
         outcome = loop(run)
     except OrderedMeanwhile:
         outcome = end_before_the_first_step(run, job)
+    run.saves.finish()
     dist.barrier(group=ranks.saves)
     write_message(run_dir / "outcome" / f"rank-{ranks.rank}.json", outcome)
     run.journal.event("exit", outcome=outcome.outcome, step=outcome.step, save=outcome.save)
@@ -87,9 +96,10 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
     """Return a run that has not trained anything yet. Raises UserError when the ranks do not agree on what to train."""
     journal = Journal(run_dir, ranks.rank, job.attempt)
     control = ControlFile(run_dir, job.attempt, journal)
-    corpus = open_corpus(Path(job.corpus_dir))
+    batches = data.Batches(config, ranks.rank, ranks.world_size)
+    feed = Feed(run_dir, Path(job.corpus_dir), config.training.data.index_sha256, batches, ranks.rank)
     ranks.require_same("config_hash", config.hash)
-    ranks.require_same("corpus_digest", corpus.digest)
+    ranks.require_same("corpus_digest", feed.digest)
     learner = Learner(config, ranks)
     return Run(
         config=config,
@@ -97,10 +107,12 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
         journal=journal,
         control=control,
         agreement=Agreement(control, ranks.flags, job.nodes, job.node_rank),
-        batches=data.Batches(corpus, config, ranks.rank, ranks.world_size),
+        batches=batches,
+        feed=feed,
+        evaluation=Evaluation.of(config, run_dir, ranks),
         learner=learner,
-        saves=Saves(run_dir, job, config, corpus.digest, ranks, journal),
-        restore=Restore(run_dir, job, config, corpus.digest, ranks, control),
+        saves=Saves(run_dir, job, config, feed.digest, ranks, journal, learner.tensors()),
+        restore=Restore(run_dir, job, config, feed.digest, ranks, control),
         pulse=Pulse(run_dir, ranks.rank),
         per_token=flops_per_token(learner.multiplying, config.model, config.training.sequence_length),
         peak=peak_of(torch.cuda.get_device_name(ranks.device)) if ranks.device.type == "cuda" else None,
@@ -112,7 +124,7 @@ def warm_up(run: Run) -> None:
     show(run, "warming_up")
     batch = data.warm_up_batch(run.config, run.batches.micro_batch)
     for _ in range(WARM_UP_STEPS):
-        backward(run, batch, last=True)
+        backward(run, batch, run.config.tokens_per_step, last=True)
         run.learner.clip()
         run.learner.update(0.0)
     run.learner.reset()
@@ -163,12 +175,15 @@ def load_weights(run: Run) -> None:
 def loop(run: Run) -> Outcome:
     """Return how the training ended."""
     run.saved_at = time.monotonic()
+    # Where the training stands is known only now, so nobody has looked for the first step's data yet.
+    run.agreement.data_lacking = run.feed.pinned is not None
     show(run, "running")
-    while run.step < run.config.training.steps:
-        order = one_step(run)
+    while run.step < run.config.training.steps or evaluation_is_due(run):
+        evaluating = evaluation_is_due(run)
+        order = evaluate(run) if evaluating else wait_for_data(run) or one_step(run)
         if order is None:
-            if save_is_due(run) and not run.non_finite_steps:
-                save(run)
+            if not evaluating and save_is_due(run) and not run.non_finite_steps:
+                save(run, NO_ORDER)
             continue
         run.answered_generation = order.generation
         if order.kind is ControlKind.STOP:
@@ -183,16 +198,90 @@ def loop(run: Run) -> Outcome:
     return end(run, "finished", save=name, existing=existing)
 
 
+def wait_for_data(run: Run) -> Order | None:
+    """Every rank has the data of the next step; or the ranks agreed on an order while one of them waited."""
+    if not run.agreement.data_lacking:
+        return None
+    started = time.perf_counter()
+    while (order := run.agreement.now(data_lacking=run.feed.lacks(run.step))) is None and run.agreement.data_lacking:
+        show(run, "waiting_for_data")
+        time.sleep(DATA_LOOK_S)
+    waited = time.perf_counter() - started
+    run.data_wait_s += waited
+    run.journal.event("data_waited", step=run.step, seconds=waited)
+    show(run, "running")
+    return order
+
+
+def evaluation_is_due(run: Run) -> bool:
+    """Return whether the step just finished is to be evaluated and was not yet, in this attempt."""
+    evaluation, step = run.evaluation, run.step
+    if evaluation is None or step == 0 or run.evaluated_step == step:
+        return False
+    return step % evaluation.every_steps == 0 or step == run.config.training.steps
+
+
+def evaluate(run: Run) -> Order | None:
+    """The loss on the evaluation set is written down; or the ranks agreed on an order, and it will be taken anew."""
+    evaluation = run.evaluation
+    assert evaluation is not None
+    started = time.perf_counter()
+    sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.device)
+    run.learner.net.eval()
+    try:
+        number = 0
+        while not evaluation.is_whole(number):
+            show(run, "evaluating")
+            order = run.agreement.now(data_lacking=evaluation.feed.lacks(number))
+            if order is not None:
+                return order
+            if run.agreement.data_lacking:
+                time.sleep(DATA_LOOK_S)
+                continue
+            for micro in range(evaluation.batches.micro_steps):
+                sums += evaluation_losses(run, evaluation.batches.micro(number, micro))
+            number += 1
+    finally:
+        run.learner.net.train()
+        # What this asked of the data says nothing of the next step's.
+        run.agreement.data_lacking = run.feed.pinned is not None
+    dist.all_reduce(sums)
+    run.evaluation_loss, run.evaluated_step = float(sums[0] / sums[1].clamp(min=1)), run.step
+    run.journal.evaluation(step=run.step, loss=run.evaluation_loss, seconds=time.perf_counter() - started)
+    show(run, "running", always=True)
+    return None
+
+
+def evaluation_losses(run: Run, batch: data.MicroBatch) -> Tensor:
+    """Return the sum of this micro-batch's token losses, and of the weights of its targets."""
+    weights_BT = batch.weights_BT.to(run.ranks.device)
+    with torch.no_grad():
+        losses_BT = token_losses(run, batch)
+    return torch.stack([(losses_BT * weights_BT).sum(dtype=torch.float64), weights_BT.sum(dtype=torch.float64)])
+
+
+def token_losses(run: Run, batch: data.MicroBatch) -> Tensor:
+    """Return the loss of each token."""
+    with run.learner.autocast():
+        logits_BTV = run.learner.net(batch.tokens_BT.to(run.ranks.device))
+    targets = batch.targets_BT.to(run.ranks.device)
+    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+
 def one_step(run: Run) -> Order | None:
     """One optimizer step is finished; or the ranks agreed on an order, and the state is that of the step before."""
     started, times = time.perf_counter(), run.learner.times
     loss_sum = torch.zeros((), dtype=torch.float64, device=run.ranks.device)
+    targets = targets_of_all(run)
     for micro in range(run.batches.micro_steps):
-        run.agreement.start(save_due=interval_is_over(run), own_ms=times.own_ms)
+        last = micro == run.batches.micro_steps - 1
+        # One step ahead, so that no step waits for an answer of its own.
+        lacking = last and run.step + 1 < run.config.training.steps and run.feed.lacks(run.step + 1)
+        run.agreement.start(save_due=interval_is_over(run), own_ms=times.own_ms, data_lacking=lacking)
         seed_dropout(run, micro)
         with times.loading():
-            batch = run.batches.micro(run.step, micro)
-        loss_sum += backward(run, batch, last=micro == run.batches.micro_steps - 1)
+            batch = read(run, micro)
+        loss_sum += backward(run, batch, targets, last=last)
         times.arrived()
         with times.waiting():
             order = run.agreement.finish()
@@ -201,24 +290,39 @@ def one_step(run: Run) -> Order | None:
             return order
     norm = run.learner.clip()
     learning_rate = run.config.learning_rate(run.step)
+    if run.saves.copying:
+        # Pinning tens of gigabytes for the first copy may take longer than any step.
+        run.pulse.beat("saving", step=run.step)
+    run.saves.fence()
     run.learner.update(learning_rate)
     with times.waiting():
         dist.all_reduce(loss_sum)
-    record(run, float(loss_sum) / run.config.tokens_per_step, norm, learning_rate, time.perf_counter() - started)
+    record(run, float(loss_sum) / targets, norm, learning_rate, time.perf_counter() - started)
     return None
 
 
-def backward(run: Run, batch: data.MicroBatch, *, last: bool) -> Tensor:
-    """Return the sum of this micro-batch's token losses; its gradient, per token of the global batch, is added up."""
-    device = run.ranks.device
+def read(run: Run, micro: int) -> data.MicroBatch:
+    """Return this rank's micro-batch of the next step; the time it took counts as waiting for data."""
+    started = time.perf_counter()
+    batch = run.batches.micro(run.step, micro)
+    run.data_wait_s += time.perf_counter() - started
+    return batch
+
+
+def targets_of_all(run: Run) -> float:
+    """Return the targets that count in the next step, of all ranks together; 1 where a mask leaves none."""
+    if not run.feed.masked:
+        return run.config.tokens_per_step
+    targets = torch.tensor(run.batches.targets(run.step), dtype=torch.float64)
+    dist.all_reduce(targets, group=run.ranks.flags)
+    return max(1.0, float(targets))
+
+
+def backward(run: Run, batch: data.MicroBatch, targets: float, *, last: bool) -> Tensor:
+    """Return the sum of this micro-batch's token losses; its gradient, per target of the global batch, is added up."""
     with run.learner.accumulate(last=last):
-        with run.learner.autocast():
-            logits_BTV = run.learner.net(batch.tokens_BT.to(device))
-        losses_BT = F.cross_entropy(
-            logits_BTV.float().flatten(0, 1), batch.targets_BT.to(device).flatten(), reduction="none"
-        ).view_as(batch.targets_BT)
-        weighted_BT = losses_BT * batch.weights_B.to(device)[:, None]
-        (weighted_BT.sum() / run.config.tokens_per_step).backward()
+        weighted_BT = token_losses(run, batch) * batch.weights_BT.to(run.ranks.device)
+        (weighted_BT.sum() / targets).backward()
     return weighted_BT.detach().sum(dtype=torch.float64)
 
 
@@ -237,7 +341,15 @@ def record(run: Run, loss: float, norm: float, learning_rate: float, seconds: fl
     finite = isfinite(loss) and isfinite(norm)
     run.non_finite_steps = 0 if finite else run.non_finite_steps + 1
     run.loss = loss if finite else run.loss
-    run.journal.step(step=run.step, loss=loss, lr=learning_rate, tokens=run.config.tokens_per_step, seconds=seconds)
+    run.journal.step(
+        step=run.step,
+        loss=loss,
+        lr=learning_rate,
+        tokens=run.config.tokens_per_step,
+        seconds=seconds,
+        data_wait_s=run.data_wait_s,
+    )
+    run.data_wait_s = 0.0
     if run.new_steps == 1:
         run.journal.event("first_step", step=run.step, loss=loss)
         shorten_timeouts(run.ranks)
@@ -263,9 +375,13 @@ def save_is_due(run: Run) -> bool:
 
 
 def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
-    """Return the save of the last finished step, or the newest finite one, and whether it had been there before."""
+    """Return the save of the last finished step, or the newest finite one, and whether it had been there before.
+
+    A save in flight is finished first: there is never a second writer.
+    """
     # A save that is still being written may be waited for, which is no step.
     run.pulse.beat("saving", step=run.step)
+    run.saves.finish()
     existing = run.saves.existing(run.step)
     if existing or not run.step or run.non_finite_steps:
         newest = existing or run.saves.newest_name
@@ -273,8 +389,12 @@ def save_unless_there(run: Run, order: Order) -> tuple[str | None, bool]:
     return save(run, order), False
 
 
-def save(run: Run, order: Order = NO_ORDER) -> str:
-    """Return the name of a new save of the last finished step, which was finite."""
+def save(run: Run, order: Order) -> str:
+    """Return the name of a new save of the last finished step, which was finite.
+
+    It is complete where the training ends with it; else the training goes on while it is written.
+    """
+    ends = order.kind is ControlKind.CHECKPOINT_STOP or run.step >= run.config.training.steps
     show(run, "saving")
     facts = {
         "step": run.step,
@@ -287,7 +407,8 @@ def save(run: Run, order: Order = NO_ORDER) -> str:
     }
     if run.base_sha256 is not None:
         facts["base_sha256"] = run.base_sha256
-    name = run.saves.write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
+    write = run.saves.write if ends else run.saves.begin
+    name = write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
     run.saved_at = time.monotonic()
     show(run, "running")
     return name
@@ -337,6 +458,7 @@ def show(run: Run, state: str, *, always: bool = False) -> None:
             fell_back=run.fell_back,
             answered_generation=run.answered_generation or None,
             newest_save=run.saves.newest_name,
+            evaluation_loss=run.evaluation_loss,
             step_ms=times.step_ms,
             data_wait_ms=times.data_wait_ms,
             comm_ms=times.comm_ms,

@@ -6,7 +6,7 @@
     teams/<team>/jobs/<job>/saves/step-00000025.a0001.s01/manifest.json
 
 A save exists once its manifest does (PUT with If-None-Match: *); it is the job's newest once the head names it
-(PUT with If-Match). Both carry the digest of their own canonical body.
+(PUT with If-Match). All three carry the digest of their own canonical body.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SAVE_NAME = re.compile(r"step-(\d{8})\.a(\d{4,})\.s(\d{2,})")
 HEAD_FILE = "head.json"
 MANIFEST_FILE = "manifest.json"
 METRICS_FOLDER = "metrics"
+PARTS_FOLDER = "parts"
 
 
 class Damaged(ContractError):
@@ -71,8 +72,13 @@ def manifest_key(prefix: str, save: str) -> str:
     return file_key(prefix, save, MANIFEST_FILE)
 
 
+def part_file(node_rank: int) -> str:
+    """Return the path of a node's part in the save's folder."""
+    return f"{PARTS_FOLDER}/node-{node_rank}.json"
+
+
 def part_key(prefix: str, save: str, node_rank: int) -> str:
-    return file_key(prefix, save, f"parts/node-{node_rank}.json")
+    return file_key(prefix, save, part_file(node_rank))
 
 
 def metrics_key(prefix: str, attempt: int) -> str:
@@ -113,6 +119,7 @@ class Part:
     roster_id: str
     files: tuple[SavedFile, ...] = ()
     failed: str | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +169,7 @@ def body_sha256(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json({key: value for key, value in body.items() if key != "sha256"})).hexdigest()
 
 
-def seal(message: Manifest | Head) -> tuple[bytes, str]:
+def seal(message: Manifest | Head | Part) -> tuple[bytes, str]:
     """Return the bytes to store, its own digest inside, and that digest."""
     body = encode(message)
     digest = body_sha256(body)
@@ -177,24 +184,46 @@ def open_manifest(raw: bytes, *, job: str, pointer: SavePointer) -> Manifest:
         raise Damaged(
             f"{MANIFEST_FILE} of {pointer.save}: digest {digest[:12]}, committed was {pointer.manifest_sha256[:12]}"
         )
-    manifest = decode(Manifest, body)
+    manifest = _manifest(body)
     if (manifest.job, manifest.save) != (job, pointer.save):
         raise Damaged(f"{MANIFEST_FILE} of {pointer.save} belongs to job {manifest.job}, save {manifest.save}")
     return manifest
 
 
 def read_manifest(raw: bytes) -> Manifest:
-    """Return a manifest that agrees with its own digest. Raises Damaged."""
-    body = _sealed(raw, MANIFEST_FILE)
-    return decode(Manifest, body)
+    """Return a manifest that agrees with its own digest and its own name. Raises Damaged."""
+    return _manifest(_sealed(raw, MANIFEST_FILE))
+
+
+def open_part(raw: bytes, *, job: str, save: str, node_rank: int) -> Part:
+    """Return the part after checking its digest and whose it is. Raises Damaged."""
+    file = part_file(node_rank)
+    part = decode(Part, _sealed(raw, file))
+    if (part.job, part.save, part.node_rank) != (job, save, node_rank):
+        raise Damaged(f"{file} of {save} belongs to job {part.job}, save {part.save}, node {part.node_rank}")
+    if part.attempt != parse_save_name(save).attempt:
+        raise Damaged(f"{file} of {save} is of attempt {part.attempt}")
+    return part
 
 
 def open_head(raw: bytes, *, job: str) -> Head:
-    """Return the head after checking its digest and its job. Raises Damaged."""
+    """Return the head after checking its digest, its job, and that it agrees with the save it names. Raises Damaged."""
     head = decode(Head, _sealed(raw, HEAD_FILE))
     if head.job != job:
         raise Damaged(f"{HEAD_FILE} belongs to job {head.job}, not {job}")
+    if (head.save is None) != (head.manifest_sha256 is None) or head.step != (head.pointer.step if head.pointer else 0):
+        raise Damaged(f"{HEAD_FILE} names save {head.save} for step {head.step}")
+    if head.save is not None and parse_save_name(head.save).attempt > head.attempt:
+        raise Damaged(f"{HEAD_FILE} of attempt {head.attempt} names a later attempt's save, {head.save}")
     return head
+
+
+def _manifest(body: dict[str, Any]) -> Manifest:
+    manifest = decode(Manifest, body)
+    name = parse_save_name(manifest.save)
+    if (manifest.step, manifest.attempt) != (name.step, name.attempt):
+        raise Damaged(f"{MANIFEST_FILE} of {manifest.save} says step {manifest.step}, attempt {manifest.attempt}")
+    return manifest
 
 
 def _sealed(raw: bytes, file: str) -> dict[str, Any]:
@@ -207,8 +236,10 @@ def _sealed(raw: bytes, file: str) -> dict[str, Any]:
 def _load(raw: bytes, file: str) -> dict[str, Any]:
     try:
         body = json.loads(raw)
-    except (ValueError, UnicodeDecodeError) as error:
+        # NaN and lone surrogates are read by json and refused by the canonical form; deep nesting ends the parser.
+        canonical = isinstance(body, dict) and raw == canonical_json(body)
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{file} is not JSON: {error}") from error
-    if not isinstance(body, dict) or raw != canonical_json(body):
+    if not canonical:
         raise Damaged(f"{file} is not canonical JSON")
-    return body
+    return dict(body)

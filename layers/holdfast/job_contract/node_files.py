@@ -4,13 +4,18 @@
     control.json                 agent -> ranks, read at each micro-step: Control
     needs/rank-<r>.json          rank -> agent: Needs, the files it wants of a save
     provided/rank-<r>.json       agent -> rank: Provided, the answer to that request
-    saves/<save>/<files>         rank -> agent: the data files of a save
+    data/index.json, data/...    agent -> ranks: the data set's proved index and shards, in the job's corpus_dir
+    data-needs/rank-<r>.json     rank -> agent: DataNeeds, the shards it reads now and next
+    evaluation/..., evaluation-needs/...  the same for the data set of the evaluation
+    damaged-data.json            agent -> ranks: DamagedData, what could not be brought as it was pinned
+    saves/<save>/<files>         rank -> agent: the data files of a save, each complete once it has its name
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
     progress.json                global rank 0 -> agent: RankProgress
     network.json                 first rank of the node -> agent, once: NetworkCheck
     pulse/rank-<r>.json          rank -> agent: RankPulse
     outcome/rank-<r>.json        rank -> agent: Outcome, the last thing a rank writes
     metrics.jsonl                global rank 0: one line an optimizer step
+    evaluations.jsonl            global rank 0: one line an evaluation
     events.jsonl                 each rank: what it did, with times
 
 `r` is the global rank. Other exits of a rank than an Outcome with exit code 0 are crashes: see EXIT_CODES.
@@ -31,6 +36,8 @@ from job_contract.spec import JobSpec
 from job_contract.version import decode, encode
 
 T = TypeVar("T")
+
+DAMAGED_DATA_FILE = "damaged-data.json"
 
 # Exit codes of a rank that ended on purpose without success; anything else is a crash.
 EXIT_CODES = {
@@ -96,8 +103,30 @@ class Provided:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataNeeds:
+    """Shards by their number in the index, in the order of need; `number` grows with each request of this rank.
+
+    A shard is answered by its files: under their own names they are whole, and stay until no rank's needs have them.
+    """
+
+    number: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedData:
+    """A file of the data set that is missing or has other bytes than were pinned; training cannot go on."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankSave:
-    """One rank's share of a save, complete on local disk. Equal on all ranks but for `rank` and `files`."""
+    """One rank's share of a save, complete on local disk. Equal on all ranks but for `rank` and `files`.
+
+    `failed` says which rank could not write, and why; there is no save then.
+    """
 
     rank: int
     save: str
@@ -112,11 +141,14 @@ class RankSave:
     final: bool = False
     answers_generation: int = 0
     restored: SavePointer | None = None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """`state`: restoring, loading_weights, warming_up, running, saving, finished; `started` once a new step is done.
+    """`state`: warming_up, loading_weights, restoring, waiting_for_data, running, evaluating, saving, finished.
+
+    `started` once the first new optimizer step is done.
 
     `answered_generation` is the last order that the ranks have carried out, `newest_save` the save that answers it: a
     `checkpoint` order that finds its step already saved shows here only. The last five as in the report of this name.
@@ -137,6 +169,7 @@ class RankProgress:
     comm_ms: float | None = None
     node_ms: tuple[float, ...] | None = None
     mfu: float | None = None
+    evaluation_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,7 @@ class CheckpointSaved(Report):
     """The save is committed: manifest and head are in. `existing` = it already held the step, nothing was written.
 
     From node rank 0 it is a progress report at once: `loss`, `tokens_per_s` and `node_ms` as they were last.
+    `answered_after_s` is the time from the order that it answers, as this node saw it, to the commit.
     """
 
     kind: ClassVar[str] = "checkpoint_saved"
@@ -138,6 +139,16 @@ class CheckpointSaved(Report):
     loss: float | None = None
     tokens_per_s: float | None = None
     node_ms: tuple[float, ...] | None = None
+    answered_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveLost(Report):
+    """A save that was begun is not committed, and the ranks go on; `reason` has node, file and error code."""
+
+    kind: ClassVar[str] = "save_lost"
+    save: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +211,19 @@ FAILURES = (
 
 KINDS: dict[str, type[Report]] = {
     kind.kind: kind
-    for kind in (Ready, NetworkChecked, Started, Heard, Progress, CheckpointSaved, Finished, Failed, Unfit, NoticeSeen)
+    for kind in (
+        Ready,
+        NetworkChecked,
+        Started,
+        Heard,
+        Progress,
+        CheckpointSaved,
+        SaveLost,
+        Finished,
+        Failed,
+        Unfit,
+        NoticeSeen,
+    )
 }
 
 

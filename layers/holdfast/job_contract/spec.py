@@ -21,10 +21,24 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """`corpus` names a corpus that the image carries ("stdlib"); `uri` an index in a bucket."""
+    """`corpus` names a corpus that the image carries ("stdlib"); `uri` the folder of a dataset, s3:// or file://.
+
+    With `uri` goes `index_sha256`, which pins the dataset's index; `dataset` is its registered name, for people.
+    """
 
     corpus: str | None = None
     uri: str | None = None
+    index_sha256: str | None = None
+    dataset: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSpec:
+    """Each `every_steps` optimizer steps the loss of the same `batches` global batches of `data` is taken."""
+
+    data: DataSpec
+    every_steps: int
+    batches: int = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +72,7 @@ class TrainingSpec:
     seed: int = 0
     micro_batch: int | None = None
     init_from: str | None = None
+    evaluation: EvaluationSpec | None = None
     activation_checkpointing: str | None = None
     compile: bool | None = None
     prefetch: int | None = None

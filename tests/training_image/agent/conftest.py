@@ -84,7 +84,7 @@ class FakeS3:
             self.objects[Key] = Body
             self.puts.append(Key)
 
-    def upload_file(self, path, bucket, key):
+    def upload_file(self, path, bucket, key, Config):
         self.put_object(Bucket=bucket, Key=key, Body=Path(path).read_bytes())
 
     def get_paginator(self, operation):

@@ -111,7 +111,8 @@ class Rank:
         folder.mkdir(parents=True, exist_ok=True)
         files = [f"__{self.rank}_0.distcp"] + [".metadata"] * (self.rank == 0)
         for file in files:
-            (folder / file).write_bytes(f"{name} {file} ".encode() * 100)
+            (folder / f"{file}.part").write_bytes(f"{name} {file} ".encode() * 100)
+            (folder / f"{file}.part").rename(folder / file)
         share = RankSave(
             rank=self.rank,
             save=name,
@@ -143,6 +144,10 @@ def main(behaviour: str, run_dir: Path) -> int:
         return int(value)
     if kind == "signal":
         os.kill(os.getpid(), int(value))
+    if kind == "needs-data":
+        while not (run_dir / "damaged-data.json").exists():
+            time.sleep(0.01)
+        return 74
     if kind == "mute":
         return 0
     if kind == "existing":

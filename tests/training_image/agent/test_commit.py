@@ -170,12 +170,12 @@ def test_two_agents_that_race_make_one_manifest_and_one_head_and_both_report_it(
 
 def test_a_failed_part_ends_the_save_for_everybody(start_node, play, s3):
     nodes = both_running(start_node, play)
-    s3.fail("put", "__1_0.distcp", "SlowDown", 503)
+    s3.fail("put", "__1_0.distcp", "AccessDenied", 403, times=50)
     for node in nodes:
         node.orders.value = play.seen("checkpoint_stop", 4, nodes=2)
     play.until(lambda: all(node.heard("failed") for node in nodes), *nodes)
     assert {node.heard("failed")[0].failure for node in nodes} == {"save_failed"}
-    assert "SlowDown" in nodes[0].heard("failed")[0].reason
+    assert "AccessDenied at __1_0.distcp" in nodes[0].heard("failed")[0].reason
     assert not any(key.endswith("manifest.json") for key in s3.objects)
 
 
@@ -183,12 +183,14 @@ def test_a_failed_part_of_a_save_on_the_way_does_not_stop_the_training(start_nod
     node = start_node()
     node.orders.value = play.seen("run", 3)
     play.until(lambda: (node.run_dir / "progress.json").exists(), node)
-    s3.fail("put", "__0_0.distcp", "SlowDown", 503)
+    s3.fail("put", "step-00000010.a0001.s01/__0_0.distcp", "AccessDenied", 403, times=50)
     (node.run_dir / "save").touch()
     play.until(lambda: any(key.endswith("parts/node-0.json") for key in s3.objects), node)
     node.orders.value = play.seen("checkpoint_stop", 4)
     saved = node.wait_for("checkpoint_saved")
     assert (saved.save, saved.final, node.heard("failed")) == ("step-00000020.a0001.s02", True, [])
+    lost = [(report.save, report.reason) for report in node.heard("save_lost")]
+    assert lost == [("step-00000010.a0001.s01", "part of node 0 failed: AccessDenied at __0_0.distcp")]
 
 
 def test_a_save_without_the_other_nodes_part_ends_at_the_deadline(start_node, play):

@@ -189,7 +189,7 @@ class Attempt:
             return
         folders = [self.run_dir(rank) / "saves" / save for rank in self.ranks]
         shares = [read_message(folder / f"rank-{rank}.json", RankSave) for rank, folder in enumerate(folders)]
-        if all(shares):
+        if all(share is not None and share.failed is None for share in shares):
             self.bucket.commit(list(zip(folders, shares, strict=True)), self.job.job, self.job.attempt)  # type: ignore[arg-type]
             self._committed.add(save)
 
@@ -274,7 +274,8 @@ def _start(
     run_dir: Path, job: JobFile, rank: int, world_size: int, port: int, command: tuple[str, ...]
 ) -> subprocess.Popen[bytes]:
     run_dir.mkdir(parents=True)
-    fields = {**job.__dict__, "node_rank": rank}
+    # A relative folder is each node's own.
+    fields = {**job.__dict__, "node_rank": rank, "corpus_dir": str(run_dir / job.corpus_dir)}
     write_message(run_dir / "job.json", JobFile(**fields))
     with (run_dir / "log.txt").open("wb") as log:
         return subprocess.Popen(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from job_contract.spec import DataSpec
 from tests.training_image.trainer.folder_agent import tiny_spec
 from trainer.config import Options, config_of
 from trainer.endings import UserError
@@ -56,6 +57,18 @@ def test_the_device_decides_where_the_spec_says_nothing():
     )
     for gpu in (False, True):
         assert asked.options(gpu=gpu) == Options(checkpointing="full", compile=False, prefetch=3, reshard=False)
+
+
+def test_a_dataset_is_its_digest_wherever_it_lies_and_whatever_it_is_called():
+    def hash_of(**data: str) -> str:
+        spec = tiny_spec()
+        return config_of(replace(spec, training=replace(spec.training, data=DataSpec(**data)))).hash
+
+    here = hash_of(uri="s3://corpora/web", index_sha256="d" * 64, dataset="web@3")
+    assert hash_of(uri="file:///mnt/web", index_sha256="d" * 64) == here
+    assert hash_of(uri="s3://corpora/web", index_sha256="e" * 64, dataset="web@3") != here
+    with pytest.raises(UserError, match="index_sha256"):
+        hash_of(uri="s3://corpora/web")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from job_contract.checkpoint_layout import Part, part_file, read_manifest, seal
 from job_contract.spec import JobSpec
 from tests.training_image.trainer.folder_agent import FolderBucket, started, tiny_spec
 from tests.training_image.trainer.states import state_sha256, whole_tensors
 from tests.training_image.trainer.watched_trainer import COMMAND, watched
+from trainer import rehearse
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
@@ -186,6 +188,31 @@ def test_a_save_of_another_config_is_the_users_fault_and_the_field_is_named(tmp_
     with started(tmp_path, corpus_dir, spec, 1, bucket=on_two.bucket, attempt=2, resume_from=pointer) as ranks:
         assert ranks.finish() == [74]
         assert "different: learning_rate" in ranks.log(0)
+
+
+def test_a_rehearsal_brings_a_save_back_in_a_fresh_process_and_names_what_is_damaged(tmp_path, on_two, capfd):
+    """The parts are the nodes'; the folder of this bucket has none, so they are written here."""
+    pointer = on_two.bucket.pointer(SAVED_AT)
+    folder = copied(on_two.bucket, tmp_path / "bucket").folder(pointer.save)
+    write_parts(folder)
+    assert rehearse.main([str(folder)]) == 0
+    assert state_sha256(folder) in capfd.readouterr().out
+    flip(folder / "__1_0.distcp")
+    assert rehearse.main([str(folder)]) == 1
+    assert "__1_0.distcp: sha256" in capfd.readouterr().err
+    assert rehearse.main([str(tmp_path / "nowhere")]) == 1
+    assert rehearse.main([]) == 2
+
+
+def write_parts(folder: Path) -> None:
+    manifest = read_manifest((folder / "manifest.json").read_bytes())
+    for rank in range(manifest.world_size):
+        files = tuple(file for file in manifest.files if file.node_rank == rank)
+        part = Part(
+            job=manifest.job, attempt=manifest.attempt, save=manifest.save, node_rank=rank, roster_id="r", files=files
+        )
+        (folder / part_file(rank)).parent.mkdir(exist_ok=True)
+        (folder / part_file(rank)).write_bytes(seal(part)[0])
 
 
 def copied(bucket: FolderBucket, root: Path) -> FolderBucket:

@@ -10,6 +10,7 @@ IDENTITY#<id>    JOB                which job was accepted under a team's dedup_
 TEAMS            <team>             teams that ever sent a job
 TEMPLATE#<name>  V#<version>        a job template; a version never changes
 TEMPLATE#<name>  NEWEST             the highest version there is
+DATASETS         <name>@<version>   a dataset: its place and digest; a version never changes
 NOTICE#<job>#<attempt>  <instance>  a notice left for whoever writes the row next
 SUSPECT          <instance>         seen by a sweep without an owner
 CLAIM            <name>             taken by one caller until a time
@@ -159,6 +160,27 @@ class JobTable:
         except ClientError as error:
             if code_of(error) not in CONDITION_FAILED:
                 raise
+
+    # -- datasets --------------------------------------------------------------------------------------------------
+
+    def put_dataset(self, dataset: Mapping[str, Any]) -> bool:
+        new = self._put_new({**_dataset_key(dataset["name"], dataset["version"]), **dataset})
+        known = dataset if new else self.dataset(dataset["name"], dataset["version"])
+        if known is None or any(known[part] != dataset[part] for part in ("uri", "digest")):
+            raise Rejected(
+                "dataset_version_taken",
+                f"{dataset['name']} has a version {dataset['version']} at another place or with another digest; "
+                "register the change under the next one",
+            )
+        return new
+
+    def dataset(self, name: str, version: int) -> Mapping[str, Any] | None:
+        return self._get(self.jobs, _dataset_key(name, version))
+
+    def datasets(self) -> list[dict[str, Any]]:
+        """Return all versions of all datasets, by name and version."""
+        items = self._query(self.jobs, "pk = :pk", {":pk": "DATASETS"})
+        return sorted(items, key=lambda item: (item["name"], item["version"]))
 
     # -- the row ---------------------------------------------------------------------------------------------------
 
@@ -670,6 +692,10 @@ def _clipped(value: Any) -> Any:
         clipped = [_clipped(item) for item in value[:DETAIL_ITEMS]]
         return [*clipped, f"and {len(value) - DETAIL_ITEMS} more"] if len(value) > DETAIL_ITEMS else clipped
     return value
+
+
+def _dataset_key(name: str, version: int) -> dict[str, Any]:
+    return _key("DATASETS", f"{name}@{version}")
 
 
 def _key(pk: str, sk: str) -> dict[str, str]:

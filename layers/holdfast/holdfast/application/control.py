@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.application.account import hold, set_quota, unhold
+from holdfast.application.datasets import register
 from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import let_go
@@ -29,10 +30,10 @@ ANSWER_AT_RECEIVE = 3
 """The delivery at which a wish for an unknown job is answered; the queue gives up after five."""
 
 
-def obey(request: wish.ControlRequest, ports: Ports) -> Job | None:
-    """The job, or the queue (then None is returned), does what was asked; checkpoint first where a job has machines.
+def obey(request: wish.ControlRequest, ports: Ports, *, bucket: str | None = None) -> Job | None:
+    """The job, or queue or registry (then None is returned), does what was asked; checkpoint first where it can.
 
-    Raises Rejected when it cannot.
+    `bucket` is the stack's own. Raises Rejected when it cannot be done.
     """
     if isinstance(request, wish.Hold):
         hold(request.team or ALL_TEAMS, ports, by=request.requested_by or "")
@@ -43,6 +44,9 @@ def obey(request: wish.ControlRequest, ports: Ports) -> Job | None:
     if isinstance(request, wish.SetQuota):
         by = request.requested_by or ""
         set_quota(*request.scope, request.applied, ports, by=by, wish=request.dedup_id)
+        return None
+    if isinstance(request, wish.RegisterDataset):
+        register(request, ports, bucket=bucket)
         return None
     job = record(_event(request, ports), request.job, ports)
     let_go(job, ports)

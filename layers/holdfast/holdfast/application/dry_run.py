@@ -24,8 +24,8 @@ READS = frozenset(
     }
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
-    | {"load_all", "history", "ledger", "quota", "quotas", "line", "template", "holder"}
-    | {"status", "of_fleet", "of_job", "of_stack", "described", "troubled", "pointer"}
+    | {"load_all", "history", "ledger", "quota", "quotas", "line", "template", "dataset", "holder"}
+    | {"status", "of_fleet", "of_job", "of_stack", "described", "troubled", "pointer", "saves", "lineage"}
 )
 LEFT_OUT = frozenset(
     {"create", "save", "put_wait", "drop_wait", "put_roster", "open_intent", "close_intent", "own", "update_node"}
@@ -41,8 +41,8 @@ LEFT_OUT = frozenset(
         "group_for",
         "template_for",
     }
-    | {"put_ledger", "put_quota", "put_template"}
-    | {"start", "settle", "buy", "terminate", "take_over", "publish", "result"}
+    | {"put_ledger", "put_quota", "put_template", "put_dataset"}
+    | {"start", "settle", "buy", "terminate", "take_over", "forget", "publish", "result"}
 )
 """Every promise of ports.py is in one of the two; a test says so."""
 

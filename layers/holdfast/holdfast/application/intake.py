@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.application.datasets import pinned
 from holdfast.application.ports import Catalogue, JobStore, Ports
 from holdfast.application.requests import read_order
 from holdfast.domain.errors import Rejected
@@ -33,6 +34,7 @@ def take_in(body: str, ports: Ports, *, bucket: str | None = None) -> Taken:
     order = read_order(body, templates=ports.store, files=ports.request_files, now=ports.clock(), bucket=bucket)
     if accepted_before(order.job, order.request, ports.store):
         return Taken(order.job, None)
+    order = pinned(order, registry=ports.store, files=ports.request_files, bucket=bucket)
     made = plan_for(order, ports.catalogue, now=ports.clock())
     if made.refusal is not None:
         raise Rejected(made.refusal.code, made.refusal.text)

@@ -27,6 +27,7 @@ from holdfast.domain.events import (
     Event,
     Failed,
     OrderHeard,
+    SaveLost,
     TrainingFinished,
     TrainingStarted,
 )
@@ -43,6 +44,8 @@ LOG_TAIL_CHARACTERS = 2_000
 """The end of a log says why; it stands in one item of the history."""
 
 REBALANCE = "rebalance"
+
+STEPLESS = frozenset({"waiting_for_data", "evaluating"})
 
 
 class NodeReports:
@@ -131,7 +134,9 @@ class NodeReports:
         self._stands(report, node, step=report.step)
 
     def _stands(self, report: reports.Progress | reports.CheckpointSaved, node: Node, *, step: int) -> None:
-        step_at = report.at if step != node.step else node.step_at
+        # In these states the ranks agree on orders all the time: that is no hang, however long they last.
+        moves = isinstance(report, reports.Progress) and report.state in STEPLESS
+        step_at = report.at if moves or step != node.step else node.step_at
         # A report without a new step repeats the figures of the last one.
         fresh = report.node_ms if step != node.step else None
         slow = straggler.slow_nodes(fresh or ())
@@ -183,7 +188,14 @@ class NodeReports:
         # The save after the last step is not an answer to an order: the ranks that made it go on to say «finished».
         final = report.final and report.answers_generation > 0
         job = self._record(
-            CheckpointSaved(at=report.at, attempt=report.attempt, pointer=pointer, parent=report.parent, final=final),
+            CheckpointSaved(
+                at=report.at,
+                attempt=report.attempt,
+                pointer=pointer,
+                parent=report.parent,
+                final=final,
+                answered_after_s=report.answered_after_s,
+            ),
             report.job,
         )
         if report.tokens_per_s is not None:
@@ -192,6 +204,10 @@ class NodeReports:
         if not final:
             # A move that waited for this save need not wait for the sweep as well.
             move_when_due(job, self.ports)
+
+    def _save_lost(self, report: reports.SaveLost, node: Node) -> None:
+        reason = report.reason[:500]
+        self._record(SaveLost(at=report.at, attempt=report.attempt, save=report.save, reason=reason), report.job)
 
     def _finished(self, report: reports.Finished, node: Node) -> None:
         self._record(TrainingFinished(at=report.at, attempt=report.attempt, step=report.step), report.job)
@@ -262,6 +278,7 @@ TAKERS: Mapping[type[reports.Report], Callable[[NodeReports, Any, Node], None]] 
     reports.Started: NodeReports._started,
     reports.Heard: NodeReports._heard,
     reports.CheckpointSaved: NodeReports._checkpoint_saved,
+    reports.SaveLost: NodeReports._save_lost,
     reports.Finished: NodeReports._finished,
     reports.Failed: NodeReports._failed,
     reports.NoticeSeen: NodeReports._notice_seen,

@@ -18,7 +18,7 @@ from holdfast.domain.ownership import FleetIntent, Instance, Node
 from holdfast.domain.placement import Cold, Patience, Pool
 from holdfast.domain.purchase import Bought, Purchase, Reservation, Subnet, Template
 from holdfast.domain.queueing import Waiter
-from job_contract.checkpoint_layout import Head, SavePointer
+from job_contract.checkpoint_layout import Head, Manifest, SavePointer
 from job_contract.orders import Roster, Wait, WaitItem
 from job_contract.spec import JobSpec
 
@@ -64,6 +64,12 @@ class JobStore(Protocol):
 
     def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
         """Return that version, the highest one for None."""
+
+    def put_dataset(self, dataset: Mapping[str, Any]) -> bool:
+        """Keep {name, version, uri, digest, ...}; False when it was there. Raises Rejected when it is another one."""
+
+    def dataset(self, name: str, version: int) -> Mapping[str, Any] | None:
+        """Return that version."""
 
     def load(self, job_id: str) -> Job | None:
         """Return the row, read strongly."""
@@ -259,6 +265,19 @@ class Checkpoints(Protocol):
         """The head names this attempt as its only writer; returns it. A damaged head is rewritten from the row.
 
         Raises IdentityReused when the head is of an ended job that had the same identity.
+        """
+
+    def saves(self, prefix: str) -> list[str]:
+        """Return the names of all saves in the bucket, committed or not."""
+
+    def lineage(self, prefix: str, job: Job, most: int) -> list[Manifest]:
+        """Return the head's save and its ancestors, newest first, up to `most` finite ones or one that cannot be
+        trusted.
+        """
+
+    def forget(self, prefix: str, save: str) -> None:
+        """Nothing of the save is left. At no moment is there a manifest without the data that it names, nor can a node
+        commit the save again.
         """
 
 

@@ -14,6 +14,7 @@ from holdfast.application.notices import heed_statuses, move_when_due, save_whil
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
 from holdfast.application.release import end_dead_attempt
+from holdfast.application.retention import retire_saves
 from holdfast.application.retire import retire_launch_templates, retire_placement_groups
 from holdfast.application.vitals import Vitals
 from holdfast.domain.errors import ExecutionOver
@@ -105,6 +106,7 @@ class Sweep:
             yield from self._progress(job)
             yield from self._limits(job)
             yield from self._warnings(job_id)
+            yield from (Finding("save past checkpoint.keep", save, "deleted") for save in retire_saves(job, self.ports))
 
     def _warnings(self, job_id: str) -> Iterable[Finding]:
         """A date that has come near, or advice that still holds, is told by nobody else."""

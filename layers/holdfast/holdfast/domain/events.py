@@ -110,11 +110,23 @@ class OrderHeard(AttemptEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(AttemptEvent):
-    """A fact about storage: true whatever the attempt. `final`: the ranks have stopped after it."""
+    """A fact about storage: true whatever the attempt. `final`: the ranks have stopped after it.
+
+    `answered_after_s` is for the history: how long the order that it answers took.
+    """
 
     pointer: SavePointer
     parent: SavePointer | None = None
     final: bool = False
+    answered_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveLost(AttemptEvent):
+    """A save that was begun is not committed, and the training goes on; `reason` has the node and the error code."""
+
+    save: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

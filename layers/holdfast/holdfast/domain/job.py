@@ -72,6 +72,7 @@ class Job:
     min_nodes: int = 1
     budget_usd: float | None = None
     report_s: float = 300.0
+    keep: int = 3
     vcpus_per_node: int = 0
     gpus_per_node: int = 0
     finish_by_at: float | None = None
@@ -127,6 +128,7 @@ class Job:
     interruptions: int = 0
     forced_checkpoints: int = 0
     fell_back: int = 0
+    lost_saves: int = 0
     node_seconds: float = 0.0
     node_usd_h: float | None = None
     counted_usd: float = 0.0

@@ -27,6 +27,7 @@ from holdfast.domain.events import (
     PriorityChanged,
     ResumeRequested,
     RetryRequested,
+    SaveLost,
 )
 from holdfast.domain.notices import REBALANCE_COOL_DOWN_S
 
@@ -86,6 +87,11 @@ def _(event: OrderHeard) -> str:
 @_detail.register
 def _(event: CheckpointSaved) -> str:
     return event.pointer.save + ("#final" if event.final else "")
+
+
+@_detail.register
+def _(event: SaveLost) -> str:
+    return event.save
 
 
 @_detail.register

@@ -222,6 +222,34 @@ REFUSALS: Mapping[str, Refusal] = {
         "The shortest possible training costs more than limits.budget_usd",
         "raise the budget, train fewer steps, or choose another type or market",
     ),
+    "unknown_dataset": Refusal(
+        "training.data.dataset names a dataset or a version that nobody registered",
+        "`holdfast dataset list` shows those there are; register yours",
+    ),
+    "dataset_not_found": Refusal(
+        "There is no index.json at training.data.uri",
+        "upload what `holdfast dataset prepare` made, or correct the address",
+    ),
+    "dataset_not_readable": Refusal(
+        "The index at training.data.uri is not there or may not be read",
+        "name its bucket in the stack's DataBucketArns",
+    ),
+    "dataset_damaged": Refusal(
+        "The index is not whole, contradicts itself, or has another digest than the one given",
+        "upload the dataset again, or prepare it anew",
+    ),
+    "dataset_digest_needed": Refusal(
+        "A dataset on a mounted file system has no digest, and the supervisor cannot read it",
+        "give training.data.digest, as `holdfast dataset prepare` printed it",
+    ),
+    "data_does_not_fit": Refusal(
+        "The dataset has tokens beyond the model's vocabulary, or no shard as long as a sequence",
+        "set training.model.vocab or training.sequence_length as the reason says",
+    ),
+    "dataset_version_taken": Refusal(
+        "A name and version of a dataset are taken by another one",
+        "register the change under the next version",
+    ),
     "not_in_this_release": Refusal(
         "The format has a field whose work is not built yet",
         "leave it out",

@@ -35,6 +35,7 @@ from holdfast.domain.events import (
     PriorityChanged,
     ResumeRequested,
     RetryRequested,
+    SaveLost,
     SurvivorsHeld,
     TrainingFinished,
     TrainingStarted,
@@ -68,6 +69,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     PlaceWanted: {L: L, R: R, N: N, C: C, S: S},
     OrderHeard: {L: L, R: R, N: C, C: C, S: S},
     CheckpointSaved: AT_WORK,
+    SaveLost: {phase: phase for phase in (L, R, N, C, S)},
     FleetLost: ENDS_ATTEMPT,
     TrainingFinished: dict.fromkeys((L, R, N, C, S), Phase.COMPLETED),
     Failed: ENDS_ATTEMPT,
@@ -307,6 +309,10 @@ def _checkpoint_saved(job: Job, event: CheckpointSaved, target: Phase) -> Job:
     return replace(job, **known, phase=S, stage="releasing machines", forced_checkpoints=forced)
 
 
+def _save_lost(job: Job, event: SaveLost, target: Phase) -> Job:
+    return replace(job, phase=target, lost_saves=job.lost_saves + 1)
+
+
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
@@ -540,6 +546,7 @@ RULES: Mapping[type[Event], Rule] = {
     PlaceWanted: _place_wanted,
     OrderHeard: _order_heard,
     CheckpointSaved: _checkpoint_saved,
+    SaveLost: _save_lost,
     FleetLost: _fleet_lost,
     TrainingFinished: _training_finished,
     Failed: _failed,

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.domain.errors import Rejected
 from holdfast.domain.job import Job
-from holdfast.domain.locations import split_uri, team_key
+from holdfast.domain.locations import dataset_place, team_key
 from holdfast.domain.placement import Candidate, candidates
 from holdfast.domain.plan import Plan
 from holdfast.messages.job_request import (
@@ -22,7 +22,7 @@ from holdfast.messages.job_request import (
 )
 from holdfast.messages.plan_facts import plan_data
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import JobSpec
+from job_contract.spec import DataSpec, EvaluationSpec, JobSpec
 
 ONE_RANK_PER_GPU = 0
 
@@ -65,6 +65,7 @@ def acceptance_of(request: JobRequest, *, now: float, bucket: str | None = None)
         min_nodes=request.fleet.fewest_nodes,
         budget_usd=request.limits.budget_usd,
         report_s=request.report_s,
+        keep=request.checkpoint.keep,
         finish_by_at=request.limits.finish_by_at,
     )
     stored = {"body": canonical_body(request).decode(), "body_sha256": body_sha256(request)}
@@ -75,10 +76,23 @@ def acceptance_of(request: JobRequest, *, now: float, bucket: str | None = None)
 
 def planned(order: Acceptance, made: Plan) -> Acceptance:
     """Return the order with its plan: stored beside the body, and with the spec that the plan chose."""
-    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, parallel=made.parallel)
+    spec = node_spec(
+        order.asked,
+        order.job.id,
+        ranks_per_node=ONE_RANK_PER_GPU,
+        parallel=made.parallel,
+        data=order.spec.training.data,
+        evaluation=order.spec.training.evaluation,
+    )
     return Acceptance(
         replace(order.job, spec_id=spec.spec_id), {**order.request, "plan": plan_data(made)}, spec, order.asked
     )
+
+
+def with_data(order: Acceptance, data: DataSpec, evaluation: EvaluationSpec | None) -> Acceptance:
+    """Return the order whose nodes train on these data, and evaluate so."""
+    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, data=data, evaluation=evaluation)
+    return replace(order, job=replace(order.job, spec_id=spec.spec_id), spec=spec)
 
 
 def candidates_of(request: JobRequest, nodes: int | None = None) -> tuple[Candidate, ...]:
@@ -104,8 +118,14 @@ def prefix_of(request: JobRequest) -> str:
 
 def _refuse_foreign_places(request: JobRequest, bucket: str | None) -> None:
     """No address leaves the team's own part of the checkpoint bucket, however it is written."""
-    if request.training.data.uri is not None:
-        split_uri(request.training.data.uri, "training.data.uri")
+    evaluation = request.training.evaluation
+    places = {
+        "training.data.uri": request.training.data.uri,
+        "training.evaluation.data.uri": evaluation.data.uri if evaluation else None,
+    }
+    for field, uri in places.items():
+        if uri is not None:
+            dataset_place(uri, field, bucket=bucket, team=request.team)
     saves = {
         "training.init_from": _in_a_bucket(request.training.init_from),
         "checkpoint.resume_from": request.checkpoint.resume_from,
@@ -122,7 +142,6 @@ def _in_a_bucket(uri: str | None) -> str | None:
 def _refuse_what_is_not_built(request: JobRequest) -> None:
     """The format has fields whose work comes with a later release: better refused than silently left out."""
     later = {
-        "training.data.uri": request.training.data.uri,
         "training.init_from": _in_a_bucket(request.training.init_from),
         "checkpoint.resume_from": request.checkpoint.resume_from,
     }

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from holdfast.domain.errors import Rejected
 from holdfast.domain.ledger import NO_QUOTA, Quota
 from holdfast.messages.envelope import open_envelope
+from holdfast.messages.job_request import DATASET_NAME
 from holdfast.messages.refusal import Coded, printable, validated
 
 SCHEMA = "holdfast.control/1"
@@ -159,7 +160,25 @@ class SetQuota(_Control):
         return self
 
 
-ControlRequest = Cancel | Pause | Resume | Checkpoint | Priority | Extend | Retry | Hold | Unhold | SetQuota
+class RegisterDataset(_Control):
+    """A dataset is known by a name and a version, which never change."""
+
+    action: Literal["register_dataset"] = Field(description='"register_dataset"')
+    name: str = Field(pattern=f"^{DATASET_NAME}$", description="1 to 63 characters a-z, 0-9 and -, the first no dash")
+    version: int = Field(ge=1, le=999_999, description="a whole number from 1 to 999999; a version is put once")
+    uri: str = Field(
+        max_length=1_024,
+        pattern=r"^(s3://[a-z0-9.-]{3,63}|file://)/\S+$",
+        description="the folder of the dataset, s3://bucket/prefix or file:///mnt/folder",
+    )
+    digest: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="the digest that its index must have, 64 hex digits"
+    )
+
+
+ControlRequest = (
+    Cancel | Pause | Resume | Checkpoint | Priority | Extend | Retry | Hold | Unhold | SetQuota | RegisterDataset
+)
 
 ACTIONS: dict[str, type[Any]] = {
     "cancel": Cancel,
@@ -172,6 +191,7 @@ ACTIONS: dict[str, type[Any]] = {
     "hold": Hold,
     "unhold": Unhold,
     "quota": SetQuota,
+    "register_dataset": RegisterDataset,
 }
 
 

@@ -21,11 +21,22 @@ from holdfast.messages.refusal import Coded, printable, validated
 from holdfast.messages.unsupported import refuse_by_name
 from holdfast.messages.variables import one_of_each, plain_variables, secret_variables
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import CheckpointSpec, DataSpec, ImageSpec, JobSpec, LoraSpec, ModelSpec, TrainingSpec
+from job_contract.spec import (
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    ImageSpec,
+    JobSpec,
+    LoraSpec,
+    ModelSpec,
+    TrainingSpec,
+)
 from job_contract.version import canonical_json, encode
 
 SCHEMA = "holdfast.job-request/1"
 TEMPLATE_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+DATASET_NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+DATASET = rf"^{DATASET_NAME}@[1-9][0-9]{{0,5}}$"
 JOB_ID_CHARACTERS = 40
 IDENTITY_CHARACTERS = 10
 SPEC_ID_CHARACTERS = 16
@@ -147,20 +158,48 @@ class Model(_Part):
 
 
 class Data(_Part):
-    """Tokens to train on: a corpus that the image carries, or shards in a bucket."""
+    """Tokens to train on: a corpus that the image carries, a registered dataset, or the place of one."""
 
     corpus: Literal["stdlib"] | None = Field(None, description='"stdlib", the Python standard library as bytes')
     uri: str | None = Field(
         None,
         max_length=1_024,
-        pattern=r"^s3://[a-z0-9.-]{3,63}/\S+$",
-        description="the index of the shards, s3://bucket/key",
+        pattern=r"^(s3://[a-z0-9.-]{3,63}|file://)/\S+$",
+        description="the folder of a dataset, s3://bucket/prefix or file:///mnt/folder",
+    )
+    dataset: str | None = Field(
+        None, pattern=DATASET, description="a registered dataset as name@version, such as web@3"
+    )
+    digest: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="the digest of the index at uri, 64 hex digits in lower case"
     )
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
-        if (self.corpus is None) == (self.uri is None):
-            raise ValueError('training.data needs exactly one of corpus ("stdlib") and uri (s3://bucket/key)')
+        if sum(source is not None for source in (self.corpus, self.uri, self.dataset)) != 1:
+            raise ValueError(
+                'training.data needs exactly one of corpus ("stdlib"), dataset ("name@version") and uri (s3://...)'
+            )
+        if self.digest is not None and self.uri is None:
+            raise ValueError("training.data.digest goes with uri only; leave it out")
+        return self
+
+
+class Evaluation(_Part):
+    """A dataset that is not trained on, and how often the loss on it is taken."""
+
+    data: Data = Field(description='{"dataset": "name@version"}, or {"uri": "s3://..."}')
+    every_steps: int = Field(
+        ge=1, le=99_999_999, description="optimizer steps between evaluations, a whole number of at least 1"
+    )
+    batches: int = Field(
+        8, ge=1, le=1_000_000, description="global batches of an evaluation, a whole number from 1 to 1000000"
+    )
+
+    @model_validator(mode="after")
+    def _apart_from_the_image(self) -> Evaluation:
+        if self.data.corpus is not None:
+            raise ValueError("training.evaluation.data is a corpus of the image; give dataset or uri")
         return self
 
 
@@ -181,7 +220,7 @@ class Training(_Part):
     """What is trained; `global_batch` counts sequences per optimizer step, all nodes together."""
 
     model: Model = Field(description='{"preset": "tiny"}, or the sizes')
-    data: Data = Field(description='{"corpus": "stdlib"}, or {"uri": "s3://bucket/key"}')
+    data: Data = Field(description='{"corpus": "stdlib"}, {"dataset": "name@version"}, or {"uri": "s3://..."}')
     # A save's folder name has eight digits for the step.
     steps: int = Field(ge=1, le=99_999_999, description="optimizer steps, a whole number from 1 to 99999999")
     global_batch: int = Field(
@@ -209,6 +248,7 @@ class Training(_Part):
         description="weights to start from in Hugging Face's Llama layout, a folder on the nodes: file:///mnt/folder",
     )
 
+    evaluation: Evaluation | None = Field(None, description="data, every_steps, batches")
     activation_checkpointing: Literal["none", "full", "selective"] | None = Field(
         None, description="what is computed again in the backward pass to save memory: none, full or selective"
     )
@@ -460,14 +500,26 @@ def job_id(request: JobRequest) -> str:
     return f"{slug or 'job'}-{request_identity(request)[:IDENTITY_CHARACTERS]}"
 
 
-def node_spec(request: JobRequest, job: str, *, ranks_per_node: int, parallel: str | None = None) -> JobSpec:
-    """Return what the nodes of the job need to know, named by its own digest; `parallel` is a plan's choice."""
+def node_spec(
+    request: JobRequest,
+    job: str,
+    *,
+    ranks_per_node: int,
+    parallel: str | None = None,
+    data: DataSpec | None = None,
+    evaluation: EvaluationSpec | None = None,
+) -> JobSpec:
+    """Return what the nodes of the job need to know, named by its own digest.
+
+    `parallel` is a plan's choice; `data` and `evaluation` what the request's data were found to be, None where nobody
+    has looked.
+    """
     spec = JobSpec(
         job=job,
         team=request.team,
         spec_id="",
         prefix=job_prefix(request.team, job),
-        training=_training_spec(request.training, parallel),
+        training=_training_spec(request.training, parallel, data, evaluation),
         checkpoint=checkpoint_spec(request),
         ranks_per_node=ranks_per_node,
         report_s=request.report_s,
@@ -489,16 +541,28 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **JobRequest.model_json_schema()}
 
 
-def _training_spec(training: Training, parallel: str | None) -> TrainingSpec:
-    numbers = training.model_dump(exclude={"model", "data", "parallel", "trainable", "lora"})
+def _training_spec(
+    training: Training, parallel: str | None, data: DataSpec | None, evaluation: EvaluationSpec | None
+) -> TrainingSpec:
+    numbers = training.model_dump(exclude={"model", "data", "parallel", "evaluation", "trainable", "lora"})
     return TrainingSpec(
         model=training.model.as_spec(),
-        data=DataSpec(corpus=training.data.corpus, uri=training.data.uri),
+        data=data or _as_asked(training.data),
+        evaluation=evaluation or (evaluation_spec(training.evaluation) if training.evaluation else None),
         lora=training.lora_spec,
         # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
         parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,
     )
+
+
+def evaluation_spec(asked: Evaluation, data: DataSpec | None = None) -> EvaluationSpec:
+    """Return the evaluation for the nodes; `data` is what its data were found to be."""
+    return EvaluationSpec(data=data or _as_asked(asked.data), every_steps=asked.every_steps, batches=asked.batches)
+
+
+def _as_asked(data: Data) -> DataSpec:
+    return DataSpec(corpus=data.corpus, uri=data.uri, index_sha256=data.digest, dataset=data.dataset)
 
 
 def checkpoint_spec(request: JobRequest) -> CheckpointSpec:

@@ -1,0 +1,226 @@
+"""Claims about the data of a request: looked up once, pinned by digest, and refused with the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.application.control import obey
+from holdfast.application.datasets import pinned
+from holdfast.application.intake import take_in
+from holdfast.application.requests import read_order
+from holdfast.domain.errors import Rejected
+from holdfast.domain.locations import dataset_place
+from holdfast.messages.acceptance import Acceptance
+from holdfast.messages.control_request import RegisterDataset, read_control
+from job_contract.dataset import TokenizerFacts, open_index
+from job_contract.dataset_writer import DatasetWriter
+from job_contract.spec import DataSpec, EvaluationSpec, JobSpec
+from tests import builders as b
+from tests.application.fakes import FakePorts
+
+BUCKET = "ckpt-bucket"
+OWN = f"s3://{BUCKET}/teams/research/datasets/web"
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """An index of two shards of 600 tokens below 260."""
+    folder = tmp_path_factory.mktemp("data") / "web"
+    facts = TokenizerFacts(kind="bytes", end=256)
+    with DatasetWriter(folder, vocab=260, tokenizer=facts, source="a", licence="CC0-1.0", shard_tokens=600) as writer:
+        writer.add([7] * 1200)
+        writer.close()
+    return (folder / "index.json").read_bytes()
+
+
+@pytest.fixture
+def ports(raw: bytes) -> FakePorts:
+    """A world with the dataset in a data bucket, in the team's part of the stack's bucket, and in another team's."""
+    world = FakePorts()
+    for bucket, prefix in (
+        ("corpora", "web/v3"),
+        (BUCKET, "teams/research/datasets/web"),
+        (BUCKET, "teams/vision/datasets/web"),
+    ):
+        world.request_files.objects[bucket, f"{prefix}/index.json"] = raw
+    return world
+
+
+def body(data: dict[str, Any], **training: Any) -> str:
+    request = b.sample("job-request.json")
+    return json.dumps({**request, "training": {**request["training"], **training, "data": data}})
+
+
+def order(ports: FakePorts, data: dict[str, Any], **training: Any) -> Acceptance:
+    read = read_order(
+        body(data, **training), templates=ports.store, files=ports.request_files, now=b.NOW, bucket=BUCKET
+    )
+    return pinned(read, registry=ports.store, files=ports.request_files, bucket=BUCKET)
+
+
+def refused(ports: FakePorts, data: dict[str, Any], **training: Any) -> Rejected:
+    with pytest.raises(Rejected) as caught:
+        order(ports, data, **training)
+    return caught.value
+
+
+def register(ports: FakePorts, **fields: Any) -> None:
+    wish = {"schema": "holdfast.control/1", "action": "register_dataset", "name": "web", "version": 3, **fields}
+    assert obey(read_control(json.dumps(wish)), ports, bucket=BUCKET) is None
+
+
+@pytest.mark.parametrize("uri", ["s3://corpora/web/v3", "s3://corpora/web/v3/", OWN])
+def test_a_place_is_pinned_by_the_digest_that_its_index_has_now(ports: FakePorts, raw: bytes, uri: str) -> None:
+    made = order(ports, {"uri": uri})
+    assert made.spec.training.data == DataSpec(uri=uri.rstrip("/"), index_sha256=open_index(raw).sha256)
+    assert made.job.spec_id == made.spec.spec_id
+
+
+def test_a_registered_dataset_is_pinned_by_what_was_registered(ports: FakePorts, raw: bytes) -> None:
+    register(ports, uri="s3://corpora/web/v3")
+    ports.request_files.objects.clear()
+    made = order(ports, {"dataset": "web@3"})
+    assert made.spec.training.data == DataSpec(
+        uri="s3://corpora/web/v3", index_sha256=open_index(raw).sha256, dataset="web@3"
+    )
+    kept = ports.store.dataset("web", 3)
+    assert kept is not None
+    assert (kept["tokens"], kept["licence"], kept["vocab"], kept["masked"]) == (1200, "CC0-1.0", 260, False)
+
+
+def test_the_plan_keeps_the_data_and_an_accepted_request_is_not_looked_up_again(
+    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = body({"uri": "s3://corpora/web/v3"})
+    stored: list[JobSpec] = []
+    create = ports.store.create
+    monkeypatch.setattr(
+        ports.store, "create", lambda job, request, spec: stored.append(spec) or create(job, request, spec)
+    )
+    taken = take_in(text, ports, bucket=BUCKET)
+    [spec] = stored
+    assert (spec.spec_id, spec.training.data.uri) == (taken.job.spec_id, "s3://corpora/web/v3")
+    assert spec.training.data.index_sha256
+    ports.request_files.objects.clear()
+    assert take_in(text, ports, bucket=BUCKET).plan is None
+
+
+def test_a_mounted_folder_is_pinned_by_the_digest_that_the_request_gives(ports: FakePorts) -> None:
+    made = order(ports, {"uri": "file:///mnt/fsx/web/", "digest": "d" * 64})
+    assert made.spec.training.data == DataSpec(uri="file:///mnt/fsx/web", index_sha256="d" * 64)
+    assert refused(ports, {"uri": "file:///mnt/fsx/web"}).code == "dataset_digest_needed"
+    with pytest.raises(Rejected, match="dataset_digest_needed"):
+        register(ports, uri="file:///mnt/fsx/web")
+    register(ports, uri="file:///mnt/fsx/web", digest="d" * 64)
+    assert order(ports, {"dataset": "web@3"}).spec.training.data.index_sha256 == "d" * 64
+
+
+@pytest.mark.parametrize(
+    ("data", "training", "code", "words"),
+    [
+        ({"dataset": "web@4"}, {}, "unknown_dataset", "web@4"),
+        ({"uri": "s3://corpora/nowhere"}, {}, "dataset_not_found", "s3://corpora/nowhere/index.json"),
+        ({"uri": "s3://corpora/web/v3", "digest": "0" * 64}, {}, "dataset_damaged", "pinned was 0000"),
+        ({"uri": "s3://corpora/web/v3"}, {"sequence_length": 600}, "data_does_not_fit", "has 600 tokens"),
+        ({"uri": f"s3://{BUCKET}/teams/vision/datasets/web"}, {}, "path_outside_team", "another team"),
+        ({"uri": f"s3://{BUCKET}/teams/research/jobs/x"}, {}, "path_outside_team", "teams/research/datasets/"),
+        ({"uri": f"s3://{BUCKET}/requests/x"}, {}, "path_outside_team", "teams/research/datasets/"),
+        ({"uri": "s3://corpora/web", "corpus": "stdlib"}, {}, "bad_value", "exactly one"),
+        ({"dataset": "web@3", "digest": "0" * 64}, {}, "bad_value", "with uri only"),
+        ({"dataset": "web"}, {}, "bad_value", "name@version"),
+        ({"dataset": "web@0"}, {}, "bad_value", "name@version"),
+    ],
+)
+def test_data_that_cannot_be_had_are_refused_with_the_way_out(
+    ports: FakePorts, data: dict[str, Any], training: dict[str, Any], code: str, words: str
+) -> None:
+    refusal = refused(ports, data, **training)
+    assert (refusal.code, words in refusal.reason) == (code, True), refusal
+
+
+def test_a_model_with_too_small_a_vocabulary_is_refused_before_any_machine_is_bought(
+    ports: FakePorts, tmp_path: Path
+) -> None:
+    facts = TokenizerFacts(kind="huggingface")
+    with DatasetWriter(
+        tmp_path / "d", vocab=50_000, tokenizer=facts, source="", licence="", shard_tokens=600
+    ) as writer:
+        writer.add([1] * 600)
+        writer.close()
+    ports.request_files.objects["corpora", "large/index.json"] = (tmp_path / "d/index.json").read_bytes()
+    refusal = refused(ports, {"uri": "s3://corpora/large"})
+    assert refusal.code == "data_does_not_fit"
+    assert "set it to 50000 at least" in refusal.reason
+
+
+def test_the_evaluation_set_is_pinned_and_judged_as_the_data_are(ports: FakePorts, raw: bytes) -> None:
+    register(ports, uri="s3://corpora/web/v3")
+    asked = {"data": {"dataset": "web@3"}, "every_steps": 50, "batches": 4}
+    made = order(ports, {"corpus": "stdlib"}, evaluation=asked)
+    data = DataSpec(uri="s3://corpora/web/v3", index_sha256=open_index(raw).sha256, dataset="web@3")
+    assert made.spec.training.evaluation == EvaluationSpec(data=data, every_steps=50, batches=4)
+    assert made.spec.training.data == DataSpec(corpus="stdlib")
+    for wrong, code in (
+        ({"uri": f"s3://{BUCKET}/teams/vision/datasets/web"}, "path_outside_team"),
+        ({"dataset": "web@4"}, "unknown_dataset"),
+        ({"corpus": "stdlib"}, "bad_value"),
+    ):
+        assert refused(ports, {"corpus": "stdlib"}, evaluation={**asked, "data": wrong}).code == code
+
+
+def test_a_damaged_index_is_no_dataset(ports: FakePorts, raw: bytes) -> None:
+    ports.request_files.objects["corpora", "web/v3/index.json"] = raw.replace(b"1200", b"1201")
+    assert refused(ports, {"uri": "s3://corpora/web/v3"}).code == "dataset_damaged"
+    with pytest.raises(Rejected, match="dataset_damaged"):
+        register(ports, uri="s3://corpora/web/v3")
+    assert ports.store.dataset("web", 3) is None
+
+
+def test_a_dataset_of_one_teams_part_is_not_another_teams_even_when_registered(ports: FakePorts) -> None:
+    register(ports, uri=f"s3://{BUCKET}/teams/vision/datasets/web")
+    assert refused(ports, {"dataset": "web@3"}).code == "path_outside_team"
+
+
+def test_a_name_and_version_mean_one_dataset_for_good(ports: FakePorts) -> None:
+    register(ports, uri="s3://corpora/web/v3")
+    register(ports, uri="s3://corpora/web/v3/", requested_by="somebody else")
+    with pytest.raises(Rejected, match="dataset_version_taken"):
+        register(ports, uri=OWN)
+
+
+def test_the_sample_of_the_wish_is_read() -> None:
+    wish = read_control(json.dumps(b.sample("control-register-dataset.json")))
+    assert isinstance(wish, RegisterDataset)
+    assert (wish.name, wish.version, wish.digest) == ("web", 3, "1d" * 32)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "file:///etc/passwd",
+        "file:///mnt/../etc",
+        "file:///mnt//x",
+        "file:///mnt/./x",
+        "file:///mnt/%2e%2e/etc",
+        "file:///mnt/a\\b",
+        "file:///mnt/a\nb",
+        "file:///mnt",
+        "file:///mnt/",
+        "file://mnt/x",
+        "s3://corpora/../x",
+        "s3://corpora/a%2fb",
+        "s3://corpora/",
+        f"s3://{BUCKET}/teams/research/datasets/../../vision/datasets/web",
+        f"s3://{BUCKET}/teams/research/datasets",
+        f"s3://{BUCKET}/teams/research/datasets/",
+        f"s3://{BUCKET}//teams/research/datasets/x",
+        f"s3://{BUCKET}/teams/research-2/datasets/x",
+    ],
+)
+def test_o26_a_dataset_lies_plainly_inside_what_its_team_may_read(uri: str) -> None:
+    with pytest.raises(Rejected):
+        dataset_place(uri, "training.data.uri", bucket=BUCKET, team="research")
