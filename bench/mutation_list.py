@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CASES = (*(f"O-{number:02d}" for number in range(1, 23)), "O-24", "O-25", "O-26", "C5")
+CASES = (*(f"O-{number:02d}" for number in range(1, 24)), "O-24", "O-25", "O-26", "C5")
 """Every case that has at least one mutation; C5 is: no state without a code and a sentence."""
 
 HOLDFAST = "layers/holdfast/holdfast/"
