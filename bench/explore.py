@@ -93,6 +93,10 @@ UNDISTURBED = Scenario("complete: nothing goes wrong, two training steps", Budge
 REDUCED = tuple(
     Scenario(f"complete, reduced: {name}", budgets, at_once=1, steps=1, reduced=True)
     for name, budgets in (
+        ("two interruptions", Budgets(interruptions=2)),
+        ("one interruption, a cancel and a duplicated event", Budgets(interruptions=1, cancels=1, duplicated=1)),
+        ("one interruption, a lost event and a duplicated one", Budgets(interruptions=1, lost=1, duplicated=1)),
+        ("one interruption, a cancel and a lost event", Budgets(interruptions=1, cancels=1, lost=1)),
         ("one interruption and one crash", Budgets(interruptions=1, crashes=1)),
         ("one interruption and one cancel", Budgets(interruptions=1, cancels=1)),
         ("one interruption and one duplicated event", Budgets(interruptions=1, duplicated=1)),
@@ -113,7 +117,6 @@ COMPLETE = (
     Scenario("complete: one crash", Budgets(crashes=1), at_once=1, steps=1),
 )
 BOUNDED = (
-    Scenario("bounded, reduced: two interruptions", Budgets(interruptions=2), at_once=1, steps=1, reduced=True),
     Scenario("bounded: everything, from the submission", EVERYTHING),
     *(Scenario(f"bounded: everything, from {moment}", EVERYTHING, moment=moment) for moment in MOMENTS),
     *(
@@ -125,7 +128,7 @@ BOUNDED = (
 
 
 def bounded(states: int) -> tuple[Scenario, ...]:
-    return tuple(replace(one, most_states=states * (4 if one.reduced else 1)) for one in BOUNDED)
+    return tuple(replace(one, most_states=states) for one in BOUNDED)
 
 
 def find(name: str) -> Explored:

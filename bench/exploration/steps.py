@@ -103,7 +103,7 @@ NEVER_LOST = frozenset({"cancel"})
 READS = frozenset(
     {
         *("load", "load_all", "load_for", "ledger", "quotas", "teams", "line", "waiting", "alive", "intent", "node"),
-        *("nodes", "roster", "waits", "cold", "patience", "left_notices", "quarantined", "request"),
+        *("nodes", "roster", "waits", "cold", "patience", "left_notices", "quarantined", "request", "saves"),
     }
 )
 """Calls that only read what functions alone write."""

@@ -262,6 +262,11 @@ class World:
             if execution.state in WAIT_OF and execution.token(attempt) == token:
                 self.executions[attempt] = next_state(execution, answer["outcome"])
 
+    def saves(self, prefix: str) -> list[str]:
+        """Nothing to delete, ever: retention is tried elsewhere, so the answer decides nothing here."""
+        del prefix
+        return []
+
     def take_over(self, prefix: str, job: Job, attempt: int) -> Head:
         del prefix
         head = self.head or Head(job=job.id, attempt=attempt)
