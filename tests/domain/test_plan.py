@@ -14,6 +14,7 @@ from holdfast.domain.plan import Plan, plan
 from holdfast.domain.refusals import REFUSALS, WARNINGS
 from holdfast.domain.sizing import PlanRequest
 from holdfast.messages.job_request import PRESETS
+from job_contract.spec import LoraSpec
 
 NOW = 1_800_000_000.0
 GIB = 1024**3
@@ -297,6 +298,16 @@ def test_activation_checkpointing_is_a_way_out_and_counts() -> None:
     assert refused is not None
     assert "training.activation_checkpointing full" in refused.text
     assert planned(**long, checkpointing="full").refusal is None
+
+
+def test_adapters_alone_need_neither_the_memory_nor_the_saves_of_the_whole_model() -> None:
+    lora = LoraSpec(rank=16, alpha=16.0, targets=("q_proj", "v_proj"))
+    small = {"model": MODEL_70B, "nodes": 1, "min_nodes": 1, "steps": 100, "checkpointing": "full"}
+    refused = planned(**small).refusal
+    assert refused is not None and refused.code == "model_does_not_fit"
+    [option] = planned(**small, trained=estimate.trained_parameters(MODEL_70B, lora)).options
+    # 80 layers, 16 x (8192 + 8192) beside the queries and 16 x (8192 + 1024) beside the values, 12 bytes each.
+    assert option.save_bytes == 80 * 16 * (16_384 + 9_216) * 12
 
 
 def test_parameters_are_counted_as_published() -> None:

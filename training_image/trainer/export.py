@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from job_contract.checkpoint_layout import MANIFEST_FILE, Manifest, read_manifest
 from job_contract.spec import LoraSpec, ModelSpec
+from job_contract.verification import Folder, difference
 from job_contract.version import ContractError, build
 from trainer.checkpoint import METADATA_FILE, LoadPlanner, Refused, VerifiedReader, read_metadata
 from trainer.endings import UserError
@@ -146,10 +147,8 @@ def _prove(folder: Path, manifest: Manifest) -> None:
     for listed in manifest.files:
         if Path(listed.path).name != listed.path:
             raise ContractError(f"{listed.path!r} is no plain file name")
-        with (folder / listed.path).open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found != listed.sha256:
-            raise ContractError(f"{listed.path} has sha256 {found[:12]}, committed was {listed.sha256[:12]}")
+        if reason := difference(listed, Folder(folder).chunks(listed.path)):
+            raise ContractError(f"{listed.path}: {reason}")
 
 
 def _draft(target: Path) -> Path:

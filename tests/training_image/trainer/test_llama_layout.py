@@ -156,7 +156,7 @@ def test_an_export_refuses_a_damaged_save_and_a_folder_that_is_there(trained, tm
     assert "is there already" in capsys.readouterr().err
     flip(save / "__0_0.distcp")
     assert main([str(save), str(tmp_path / "out")]) == 1
-    assert "__0_0.distcp has sha256" in capsys.readouterr().err
+    assert "__0_0.distcp: sha256" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
