@@ -26,6 +26,7 @@ from holdfast_cli.options import AsJson, JobId, StackName, known
 from holdfast_cli.place import queue
 from holdfast_cli.plan import add_to, order_of, warned
 from holdfast_cli.quotas import quota
+from holdfast_cli.report import report
 from holdfast_cli.saves import checkpoints, verify_save
 from holdfast_cli.stack import Sight, Stack
 
@@ -117,6 +118,7 @@ for verb in (
     explain,
     *(ask.cancel, ask.pause, ask.resume, ask.checkpoint, ask.retry, ask.priority, ask.extend, ask.hold, ask.unhold),
     checkpoints,
+    report,
     queue,
     *(nodes, quarantine, release, capacity, sweep_orphans),
 ):

@@ -338,6 +338,21 @@ def put_save(name: str, *, damage: str = "") -> SavePointer:
     return SavePointer(save=name, manifest_sha256=digest)
 
 
+def test_report_brings_the_page_of_a_run_that_has_ended(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.run(cloud.accept().id)
+    running = holdfast("report", JOB)
+    assert running.exit_code == 2 and "its report is written when it is over" in running.output
+    cloud.end(JOB)
+    early = holdfast("report", JOB, "--out", str(tmp_path / "run.html"))
+    assert early.exit_code == 2 and "not there yet" in early.output
+    key = f"{job_prefix('research', JOB)}/report.html"
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=b"<html>")
+    assert holdfast("report", JOB, "--out", str(tmp_path / "run.html")).exit_code == 0
+    assert (tmp_path / "run.html").read_bytes() == b"<html>"
+    nowhere = holdfast("report", JOB, "--out", str(tmp_path / "no" / "run.html"))
+    assert nowhere.exit_code == 2 and "name another file with --out" in nowhere.output
+
+
 def test_checkpoints_lists_saves_with_what_is_committed_and_what_can_be_trusted(cloud: Cloud) -> None:
     cloud.accept()
     good = put_save("step-00000025.a0001.s01")

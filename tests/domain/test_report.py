@@ -47,8 +47,19 @@ def test_of_a_step_that_was_trained_again_the_later_training_counts() -> None:
     assert [(line["step"], line["attempt"]) for line in counted(lines)] == [(6, 1), (7, 2), (8, 2)]
 
 
+def test_a_line_of_several_steps_that_a_later_attempt_began_within_does_not_count() -> None:
+    lines = [a_line(5, 1, steps=5), a_line(10, 1, steps=5), a_line(12, 2, steps=5)]
+    assert [(line["step"], line["attempt"]) for line in counted(lines)] == [(5, 1), (12, 2)]
+
+
+def test_evaluations_are_a_curve_of_their_own_and_no_steps() -> None:
+    evaluation = {"step": 4, "attempt": 1, "at": NOW, "evaluation_loss": 2.5}
+    report = a_report([a_line(4), evaluation])
+    assert (report["evaluations"], len(report["curve"])) == ([{"step": 4, "loss": 2.5}], 1)
+
+
 def test_goodput_is_the_share_of_the_time_in_which_steps_were_made_that_count() -> None:
-    lines = [a_line(step) for step in range(1, 11)] + [a_line(7, 2)]
+    lines = [a_line(step) for step in range(1, 11)] + [a_line(step, 2) for step in range(7, 11)]
     assert a_report(lines)["goodput"] == pytest.approx(20 / 100)
     assert a_report([])["goodput"] is None
 

@@ -331,7 +331,10 @@ def test_a_result_says_how_the_job_ended_and_where_its_checkpoint_is() -> None:
         "node_seconds": 1500.5,
         "submitted_at": 1.0,
         "ended_at": 10.0,
-        "artifacts": {"checkpoint": f"s3://checkpoints/teams/research/jobs/{JOB}/saves/step-00000120.a0002.s03/"},
+        "artifacts": {
+            "report": f"s3://checkpoints/teams/research/jobs/{JOB}/report.html",
+            "checkpoint": f"s3://checkpoints/teams/research/jobs/{JOB}/saves/step-00000120.a0002.s03/",
+        },
         "cost_usd": 1.5,
     }
 
@@ -352,7 +355,7 @@ def test_a_result_has_one_word_for_how_the_job_ended(changes: dict[str, Any], to
 def test_a_job_that_failed_before_its_first_save_has_a_class_and_no_checkpoint() -> None:
     message = result_message(ended_job(phase=Phase.FAILED, failure="user_error", saved=None), bucket="checkpoints")
     assert (message["phase"], message["failure"]) == ("failed", "user_error")
-    assert "artifacts" not in message
+    assert list(message["artifacts"]) == ["report"]
 
 
 def test_a_refusal_echoes_what_identifies_the_request() -> None:

@@ -68,6 +68,7 @@ class Agent:
         self._faults = 0
         self._unfit: str | None = None
         self._looked_after = self._shipped = 0
+        self._curve_of = (0, 0)
         self._room: dict[str, float | None] = {}
 
     def run(self) -> int:
@@ -111,6 +112,7 @@ class Agent:
             self._obey(seen)
         if self.attempt:
             self.attempt.tick()
+        self._ship_curve()
         self._beat_while_busy()
         if not self._busy:
             self._ship_logs()
@@ -270,13 +272,20 @@ class Agent:
         if not self._busy:
             self.heartbeat.end()
 
+    def _ship_curve(self) -> None:
+        """With each save: what was measured up to it is on its way, so that a loss takes no more than the steps do."""
+        if self.logs and self.attempt and self._curve_of != (self.attempt.number, self.attempt.commits):
+            self._curve_of = (self.attempt.number, self.attempt.commits)
+            if self.attempt.commits:
+                self.logs.ship(self.attempt.curve())
+
     def _ship_logs(self) -> None:
         """Once an attempt: the end of what its ranks printed is on its way to the bucket, and looked at once more."""
         if self.logs is None or self.attempt is None or self._shipped == self.attempt.number:
             return
         self._shipped = self.attempt.number
         self._following.poke()
-        self.logs.ship(self.attempt.spec.prefix, self.attempt.number, self.attempt.log_tails())
+        self.logs.ship(self.attempt.log_tails() | self.attempt.curve())
 
     def _follow(self) -> float:
         if self._follower and self.attempt:

@@ -21,7 +21,7 @@ from agent.host import Host, disk_free_bytes, memory_free_bytes
 from agent.hygiene import end_marked
 from agent.journal import Journal
 from agent.kernel import KernelLog
-from agent.logs import Follower, tails
+from agent.logs import Follower, curve, log_key, tails
 from agent.network import carrier, silent_peers
 from agent.orders import Seen
 from agent.ranks import Crash, Ranks, Seats, worst
@@ -29,7 +29,7 @@ from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
 from agent.shards import DATA, EVALUATION, Shards, place_of, visible_folder
-from job_contract.checkpoint_layout import parse_save_name
+from job_contract.checkpoint_layout import metrics_key, parse_save_name
 from job_contract.node_files import (
     Control,
     ControlKind,
@@ -156,8 +156,18 @@ class Attempt:
         return {name: value for name, (value, _) in settings.items()}
 
     def log_tails(self) -> dict[str, bytes]:
-        """Return the end of each rank's log by file name, without the values of secrets."""
-        return tails(self._run_dir / "logs", self._secrets)
+        """Return the end of each rank's log by its key in the bucket, without the values of secrets."""
+        found = tails(self._run_dir / "logs", self._secrets)
+        return {log_key(self.spec.prefix, self.number, name): body for name, body in found.items()}
+
+    @property
+    def commits(self) -> int:
+        """Return how many saves of this attempt are known here to be committed."""
+        return len(self._saved)
+
+    def curve(self) -> dict[str, bytes]:
+        """Return what rank 0 measured so far by its key in the bucket; nothing on the nodes without it."""
+        return {metrics_key(self.spec.prefix, self.number): curve(self._run_dir)} if 0 in self._seats.ranks else {}
 
     def follow(self, follower: Follower) -> None:
         """What the ranks printed since the last call is sent."""

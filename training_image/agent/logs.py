@@ -1,10 +1,12 @@
-"""What the ranks printed: its end to the bucket when an attempt is over, and all as it comes to CloudWatch Logs."""
+"""What the ranks printed and measured: to the bucket when an attempt is over, the curve with each save as well; what
+they printed also to CloudWatch Logs, as it comes."""
 
 from __future__ import annotations
 
+import json
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from agent.secrets import without
 from agent.threads import Loop
 
 TAIL_BYTES = 256 << 10
+MOST_LINES = 2_000
 TRIES = 3
 RETRY_S = 1.0
 
@@ -40,6 +43,37 @@ def tails(folder: Path, secrets: Mapping[str, str]) -> dict[str, bytes]:
     return found
 
 
+def curve(run_dir: Path) -> bytes:
+    """Return what rank 0 measured, as lines of JSON: metrics gathered into at most MOST_LINES, and the evaluations.
+
+    A gathered line has the last step and the mean loss of the `steps` steps that it stands for, and the sums of their
+    tokens and seconds. What is still being written is left out.
+    """
+    steps = _lines(run_dir / "metrics.jsonl")
+    size = -(-len(steps) // MOST_LINES) or 1
+    told = [_gathered(steps[first : first + size]) for first in range(0, len(steps), size)]
+    for line in _lines(run_dir / "evaluations.jsonl")[-MOST_LINES:]:
+        told.append({name: line[name] for name in ("step", "attempt", "at")} | {"evaluation_loss": line["loss"]})
+    return b"".join(json.dumps(line).encode() + b"\n" for line in told)
+
+
+def _gathered(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    last = lines[-1]
+    return {
+        **{name: last[name] for name in ("step", "attempt", "at")},
+        "steps": len(lines),
+        "loss": sum(line["loss"] for line in lines) / len(lines),
+        **{name: sum(line.get(name, 0) for line in lines) for name in ("tokens", "seconds")},
+    }
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    with file.open() as stream:
+        return [json.loads(line) for line in stream if line.endswith("\n")]
+
+
 class TailShipper:
     """Puts what it is given into the bucket, in a thread of its own; what fails three times is left out and noted."""
 
@@ -49,9 +83,10 @@ class TailShipper:
         self._busy = False
         self.loop = Loop("logs", self._round, journal)
 
-    def ship(self, prefix: str, attempt: int, found: Mapping[str, bytes]) -> None:
-        for name, body in found.items():
-            self._waiting.put((log_key(prefix, attempt, name), body))
+    def ship(self, found: Mapping[str, bytes]) -> None:
+        """Each body is on its way to its key."""
+        for key, body in found.items():
+            self._waiting.put((key, body))
         self.loop.poke()
 
     def flush(self, *, within_s: float) -> bool:

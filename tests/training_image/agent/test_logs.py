@@ -1,5 +1,6 @@
 """What the ranks printed: its end in the bucket, its lines in CloudWatch Logs, no secret in either."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ from botocore.exceptions import ClientError
 from agent import logs
 from agent.cloud import Bucket
 from agent.journal import Journal
-from agent.logs import Follower, TailShipper, log_key, tails
+from agent.logs import Follower, TailShipper, curve, log_key, tails
+from job_contract.checkpoint_layout import metrics_key
 
 
 @pytest.fixture
@@ -46,14 +48,14 @@ def test_the_end_of_a_log_is_taken_and_no_secret_with_it(tmp_path):
 
 def test_a_bucket_that_fails_twice_still_gets_the_logs(shipper, s3):
     s3.fail("put", "rank-0.log", "SlowDown", 503, times=2)
-    shipper.ship("teams/a/jobs/j", 3, {"rank-0.log": b"tail"})
+    shipper.ship({log_key("teams/a/jobs/j", 3, "rank-0.log"): b"tail"})
     assert shipper.flush(within_s=5.0)
     assert s3.objects["teams/a/jobs/j/logs/attempt-0003/rank-0.log"] == b"tail"
 
 
 def test_a_log_that_cannot_be_put_holds_up_no_other(shipper, s3):
     s3.fail("put", "rank-0.log", "AccessDenied", 403, times=9)
-    shipper.ship("p", 1, {"rank-0.log": b"0", "rank-1.log": b"1"})
+    shipper.ship({log_key("p", 1, f"rank-{rank}.log"): b"%d" % rank for rank in (0, 1)})
     assert shipper.flush(within_s=5.0)
     assert [key for key in s3.objects if "/logs/" in key] == [log_key("p", 1, "rank-1.log")]
 
@@ -74,6 +76,43 @@ def test_the_logs_of_each_attempt_are_in_the_bucket_once_it_is_over(start_node, 
     node.agent.tick()
     assert shipper.flush(within_s=5.0)
     assert [s3.puts.count(log_key(play.prefix, number, "rank-0.log")) for number in (1, 2)] == [1, 1]
+
+
+def test_the_curve_reaches_the_bucket_with_each_save_and_at_the_end(start_node, play, s3, shipper):
+    node = start_node()
+    node.agent.logs = shipper
+    node.orders.value = play.seen("run", 3, behaviour="train")
+    node.wait_for("started")
+    metrics = node.agent.attempt._run_dir / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(a_step(step)) + "\n" for step in (1, 2)))
+    node.orders.value = play.seen("checkpoint_stop", 4)
+    node.wait_for("checkpoint_saved")
+    node.agent.tick()
+    assert shipper.flush(within_s=5.0)
+    lines = [json.loads(line) for line in s3.objects[metrics_key(play.prefix, 1)].splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+
+
+def a_step(step, attempt=1):
+    return {"step": step, "attempt": attempt, "loss": float(step), "tokens": 10, "seconds": 0.5, "at": 1000.0 + step}
+
+
+def test_a_long_curve_is_gathered_and_its_sums_and_ends_stay(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(a_step(step)) + "\n" for step in range(1, 4502)))
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(a_step(500)) + '\n{"step": 501, "lo')
+    *lines, evaluation = [json.loads(line) for line in curve(tmp_path).splitlines()]
+    assert len(lines) <= logs.MOST_LINES and (lines[0]["step"], lines[-1]["step"]) == (3, 4501)
+    assert (sum(line["tokens"] for line in lines), sum(line["steps"] for line in lines)) == (45010, 4501)
+    assert lines[0]["loss"] == 2.0 and evaluation == {
+        "step": 500,
+        "attempt": 1,
+        "at": 1500.0,
+        "evaluation_loss": 500.0,
+    }
+
+
+def test_before_the_first_step_there_is_an_empty_curve(tmp_path):
+    assert curve(tmp_path) == b""
 
 
 def test_a_secret_that_a_rank_prints_stays_on_the_node(start_node, play, s3, shipper):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from holdfast.domain.cost import cost
 from holdfast.domain.job import Job
 from job_contract.checkpoint_layout import parse_save_name
 
@@ -26,7 +27,9 @@ def run_report(job: Job, history: History, metrics: Iterable[Mapping[str, Any]],
     was trained twice, the later training. `goodput` is the share of the time since submission in which steps were
     made that count.
     """
-    lines = counted(metrics)
+    told = list(metrics)
+    lines = counted(line for line in told if "loss" in line)
+    evaluations = counted(line for line in told if "evaluation_loss" in line)
     ended_at = job.ended_at or job.phase_at
     useful_s = sum(line["seconds"] for line in lines)
     elapsed_s = ended_at - job.submitted_at
@@ -47,23 +50,27 @@ def run_report(job: Job, history: History, metrics: Iterable[Mapping[str, Any]],
         "lost_steps": job.lost_steps,
         "node_seconds": job.node_seconds,
         "trained_s": job.trained_s,
+        "cost_usd": cost(job, ended_at).known_usd,
         "goodput": round(useful_s / elapsed_s, 4) if lines and elapsed_s > 0 else None,
         "tokens": sum(line.get("tokens", 0) for line in lines),
         "curve": [point(line) for line in thinned(lines, MOST_POINTS)],
-        "evaluations": [
-            {"step": line["step"], "loss": line["evaluation_loss"]} for line in lines if "evaluation_loss" in line
-        ],
+        "evaluations": [{"step": line["step"], "loss": _finite(line["evaluation_loss"])} for line in evaluations],
     }
 
 
 def counted(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return one line a step, by step: of a step that was trained again after a loss, the newest."""
-    newest: dict[int, Mapping[str, Any]] = {}
+    """Return the lines that count, by step: of an attempt those before the first step of every later attempt.
+
+    A line tells of `steps` steps, 1 when it does not say, and `step` is the last of them.
+    """
+    by_attempt: dict[int, dict[int, Mapping[str, Any]]] = {}
     for line in metrics:
-        known = newest.get(line["step"])
-        if known is None or (line["attempt"], line["at"]) >= (known["attempt"], known["at"]):
-            newest[line["step"]] = line
-    return [newest[step] for step in sorted(newest)]
+        by_attempt.setdefault(line["attempt"], {})[line["step"]] = line
+    counted, end = list[Mapping[str, Any]](), float("inf")
+    for attempt in sorted(by_attempt, reverse=True):
+        counted += [line for step, line in by_attempt[attempt].items() if step < end]
+        end = min(end, *(line["step"] - line.get("steps", 1) + 1 for line in by_attempt[attempt].values()))
+    return sorted(counted, key=lambda line: line["step"])
 
 
 def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
@@ -79,7 +86,7 @@ def point(line: Mapping[str, Any]) -> dict[str, Any]:
         "step": line["step"],
         "attempt": line["attempt"],
         "at": line["at"],
-        "loss": line["loss"] if isfinite(line["loss"]) else None,
+        "loss": _finite(line["loss"]),
         "tokens_per_s": round(line.get("tokens", 0) / seconds, 1) if seconds else None,
     }
 
@@ -121,3 +128,7 @@ def checkpoints(history: History) -> list[dict[str, Any]]:
         )
         known["final"] = known.get("final", False) or bool(one["detail"].get("final"))
     return list(found.values())
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

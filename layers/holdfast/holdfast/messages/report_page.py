@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from holdfast.domain.cost import in_words
+
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 240, 64, 28, 12, 12
 TICKS = 4
 LOSS, SPEED, EVALUATION = "#1f5fbf", "#2e7d4f", "#b35c00"
@@ -137,7 +139,7 @@ def _key(evaluated: bool) -> str:
 
 
 def _facts(report: Mapping[str, Any]) -> str:
-    goodput, cost = report["goodput"], report.get("cost_usd")
+    goodput, cost = report["goodput"], report["cost_usd"]
     facts = {
         "Steps": f"{report['step']:,} of {report['steps']:,}",
         "Took": _length(report["ended_at"] - report["submitted_at"]),
@@ -147,7 +149,7 @@ def _facts(report: Mapping[str, Any]) -> str:
         "Tokens": f"{report['tokens']:,}",
         "Node time": _length(report["node_seconds"]),
         "Goodput": "not known" if goodput is None else f"{goodput:.1%}",
-        "Cost, about": "not known" if cost is None else f"${cost:,.2f}",
+        "Cost, about": "not known" if cost is None else f"${in_words(cost)}",
     }
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return f"<dl>{cells}</dl>"

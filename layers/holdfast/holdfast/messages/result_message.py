@@ -14,6 +14,7 @@ from job_contract.checkpoint_layout import file_key, job_prefix
 
 SCHEMA = "holdfast.result/1"
 ECHOED_CHARACTERS = 128
+REPORT_PAGE = "report.html"
 
 
 def result_message(job: Job, *, bucket: str) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def result_message(job: Job, *, bucket: str) -> dict[str, Any]:
     total = cost(job, job.ended_at or job.phase_at)
     optional = {
         "failure": job.failure,
-        "artifacts": {"checkpoint": checkpoint_uri(job, bucket)} if job.saved else None,
+        "artifacts": artifacts(job, bucket),
         "cost_usd": known_usd(total),
         "unpriced_node_seconds": total.unpriced_s or None,
     }
@@ -57,6 +58,13 @@ def exit_class(job: Job) -> str:
     if job.phase is not Phase.FAILED:
         return job.phase.value
     return job.failure or "gave_up"
+
+
+def artifacts(job: Job, bucket: str) -> dict[str, str]:
+    """Return the s3:// addresses of what the job leaves. The report is there moments after the result."""
+    checkpoint = checkpoint_uri(job, bucket)
+    report = f"s3://{bucket}/{job_prefix(job.team, job.id)}/{REPORT_PAGE}"
+    return {"report": report, **({"checkpoint": checkpoint} if checkpoint else {})}
 
 
 def checkpoint_uri(job: Job, bucket: str) -> str | None:
