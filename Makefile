@@ -51,7 +51,7 @@ down: $(READY) ## end it
 	@$(BIN)/python -m local.down
 
 bench: $(READY) ## one benchmark: make bench BENCH=name; without a name it lists them
-	@test -n "$(BENCH)" || { echo "which? BENCH=$$(ls bench/*.py | xargs -n1 basename -s .py | grep -Ev "table|altered|_list" | tr _ - | paste -sd'|')"; exit 2; }
+	@test -n "$(BENCH)" || { echo "which? BENCH=$$(ls bench/*.py | xargs -n1 basename -s .py | grep -Ev "table|altered|_list|_rank|plain" | tr _ - | paste -sd'|')"; exit 2; }
 	@$(BIN)/python -m bench.$(subst -,_,$(BENCH))
 
 build: ## sam build, in an environment of its own (SAM CLI wants another botocore); needs a real python3.13

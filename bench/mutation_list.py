@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CASES = (*(f"O-{number:02d}" for number in range(1, 23)), "O-24", "O-25", "O-26", "C5")
+CASES = (*(f"O-{number:02d}" for number in range(1, 24)), "O-24", "O-25", "O-26", "C5")
 """Every case that has at least one mutation; C5 is: no state without a code and a sentence."""
 
 HOLDFAST = "layers/holdfast/holdfast/"
@@ -764,6 +764,23 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        self.first = rank * share",
         _tests("training_image/trainer/test_data_order",
                "o22_a_resume_on_another_number_of_ranks_leaves_no_gap_and_repeats_nothing"),
+    ),
+    Mutation(
+        "O-22", "a resumed training leaves a global batch out",
+        "training_image/trainer/train.py",
+        '    run.step, run.loss = restored.facts["step"], restored.facts["last_loss"]',
+        '    run.step, run.loss = restored.facts["step"] + 1, restored.facts["last_loss"]',
+        _tests("training_image/trainer/test_exact_resume",
+               "o22_a_save_of_two_ranks_resumes_on_fewer_and_on_more_without_a_gap_or_a_repeat"),
+    ),
+    # -- O-23 ----------------------------------------------------------------------------------------------------------
+    Mutation(
+        "O-23", "a resumed optimizer counts its steps anew",
+        "training_image/trainer/train.py",
+        "    run.learner.set_step(run.step)",
+        "    run.learner.set_step(0)",
+        _tests("training_image/trainer/test_exact_resume",
+               "o23_a_training_killed_twice_has_the_rates_moments_and_counters_of_one_that_was_not"),
     ),
     # -- C5 ------------------------------------------------------------------------------------------------------------
     Mutation(

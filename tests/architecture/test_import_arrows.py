@@ -51,7 +51,7 @@ ALLOWED = {
         "holdfast.runtime",
     }
     | POWERTOOLS,
-    "training_image/trainer": {"job_contract", "trainer", "torch", "numpy"},
+    "training_image/trainer": {"job_contract", "trainer", "safetensors", "torch", "numpy"},
     "training_image/callbacks": {"job_contract", "callbacks", "torch", "transformers", "lightning"},
     "training_image/agent": {"job_contract", "agent", "pynvml"} | AWS,
 }

@@ -14,7 +14,16 @@ from job_contract import checkpoint_layout as layout
 from job_contract import node_files, orders, reports
 from job_contract.checkpoint_layout import Head, Manifest, Part, SavedFile, SavePointer
 from job_contract.reports import decode_report, encode_report
-from job_contract.spec import CheckpointSpec, DataSpec, EvaluationSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
+from job_contract.spec import (
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    ImageSpec,
+    JobSpec,
+    LoraSpec,
+    ModelSpec,
+    TrainingSpec,
+)
 from job_contract.version import CONTRACT_VERSION, ContractError, UnknownVersion, canonical_json, decode, encode
 
 GOLDEN = Path(__file__).parents[2] / "events/contract/v1"
@@ -94,6 +103,20 @@ SAVED = {
     "versions": VERSIONS,
     "facts": FACTS,
 }
+OPTIONS_SPEC = replace(
+    SPEC,
+    spec_id="707f733980d6fe76",
+    training=replace(
+        SPEC.training,
+        parallel="hsdp",
+        init_from="file:///mnt/llama-7b",
+        activation_checkpointing="selective",
+        compile=True,
+        prefetch=1,
+        reshard_after_forward=False,
+        lora=LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj")),
+    ),
+)
 
 DATASET_SPEC = replace(
     SPEC,
@@ -111,6 +134,7 @@ MESSAGES: dict[str, Any] = {
     "spec-own-image": OWN_IMAGE_SPEC,
     "spec-dataset": DATASET_SPEC,
     "spec-environment": ENVIRONMENT_SPEC,
+    "spec-options": OPTIONS_SPEC,
     "orders-wait": orders.Orders(**ORDER, generation=3, action=orders.Action.WAIT),
     "orders-run": orders.Orders(
         **ORDER,

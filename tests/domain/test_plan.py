@@ -14,15 +14,14 @@ from holdfast.domain.plan import Plan, plan
 from holdfast.domain.refusals import REFUSALS, WARNINGS
 from holdfast.domain.sizing import PlanRequest
 from holdfast.messages.job_request import PRESETS
-from job_contract.spec import ModelSpec
+from job_contract.spec import LoraSpec
 
 NOW = 1_800_000_000.0
 GIB = 1024**3
 GB = 10**9
 ZONES = ("us-east-1a", "us-east-1b")
 
-# The size of Llama 2 70B.
-MODEL_70B = ModelSpec(dim=8192, layers=80, heads=64, kv_heads=8, ffn_dim=28_672, vocab=32_000)
+MODEL_70B = PRESETS["70b"]
 
 P5 = InstanceType(
     name="p5.48xlarge",
@@ -109,11 +108,11 @@ FAULTS: dict[str, tuple[Offers, dict[str, Any], tuple[str, ...]]] = {
     ),
     "batch_too_small": (OFFERS, {"global_batch": 15}, ("15", "16 ranks", "at least 16", "fleet.nodes to 1")),
     "ddp_does_not_fit": (OFFERS, {"parallel": "ddp"}, ("80.0 GiB", "training.parallel to fsdp")),
+    "hsdp_does_not_fit": (OFFERS, {"model": MODEL_70B, "parallel": "hsdp"}, ("8 ranks", "fsdp")),
     "model_does_not_fit": (OFFERS, {"model": MODEL_70B, "nodes": 1, "min_nodes": 1}, ("at least 2 nodes",)),
     "min_nodes_do_not_fit": (OFFERS, {"model": MODEL_70B, "nodes": 8, "min_nodes": 1}, ("min_nodes is 1", "to 2")),
     "sequence_does_not_fit": (OFFERS, {"sequence_length": 1_000_000}, ("1000000 tokens", "shorten")),
     "micro_batch_does_not_fit": (OFFERS, {"micro_batch": None}, ("is not set", "whole share", "or less")),
-    "host_memory_too_small": (offering(replace(P5, memory_bytes=16 * GIB)), {}, ("stages", "16.0 GiB")),
     "checkpoint_over_disk": (offering(replace(P5, instance_store_bytes=100 * GB)), {}, ("3 saves", "instance store")),
     "save_slower_than_interval": (OFFERS, {"interval_s": 2.0}, ("interval is 2.0 s", "interval_s to at least 4")),
     "no_save_within_run_limit": (OFFERS, {"run_s": 600}, ("limits.run_s = 600", "begin anew")),
@@ -167,6 +166,7 @@ def test_a_refusal_without_its_fault_is_none(code: str) -> None:
 
 WARNED: dict[str, tuple[Offers, dict[str, Any]]] = {
     "save_exceeds_notice": (offering(replace(P5, network_gbps=5.0)), {}),
+    "saves_stop_the_training": (offering(replace(P5, memory_bytes=16 * GIB)), {}),
     "save_may_exceed_interval": (OFFERS, {"interval_s": 5.0}),
     "small_model_many_nodes": (OFFERS, SMALL_CPU),
     "bf16_on_cpu": (OFFERS, {**SMALL_CPU, "precision": "bf16"}),
@@ -271,10 +271,49 @@ def test_a_70b_model_takes_fsdp_on_80_gb_gpus() -> None:
     assert (made.refusal, made.parallel) == (None, "fsdp")
 
 
+def test_auto_is_hsdp_over_nodes_where_a_replica_fits_one_and_its_copy_fits_the_host() -> None:
+    small_host = offering(replace(P5, memory_bytes=64 * GIB))
+    small_disk = offering(replace(P5, instance_store_bytes=200 * GB))
+    assert planned().parallel == "hsdp"
+    assert planned(nodes=1, min_nodes=1).parallel == "fsdp"
+    assert planned(small_host).parallel == planned(small_disk).parallel == "fsdp"
+    assert planned(parallel="fsdp").parallel == "fsdp"
+
+
+def test_a_70b_model_on_4_nodes_is_staged_in_207_gb_or_saved_while_the_training_stands() -> None:
+    large = {"model": MODEL_70B, "nodes": 4, "min_nodes": 4, "global_batch": 64, "steps": 1000, "checkpointing": "full"}
+    [option] = planned(**large).options
+    assert option.host_need_bytes == pytest.approx(207e9 + 2 * GIB, rel=1e-3)
+    assert "saves_stop_the_training" not in [note.code for note in planned(**large).warnings]
+    small = planned(offering(replace(P5, memory_bytes=128 * GIB)), **large)
+    told = next(note for note in small.warnings if note.code == "saves_stop_the_training")
+    assert small.refusal is None
+    assert "192.7 GiB of host memory" in told.text
+    assert "stands still" in told.text
+
+
+def test_activation_checkpointing_is_a_way_out_and_counts() -> None:
+    long = {"sequence_length": 32_768, "global_batch": 16}
+    refused = planned(**long).refusal
+    assert refused is not None
+    assert "training.activation_checkpointing full" in refused.text
+    assert planned(**long, checkpointing="full").refusal is None
+
+
+def test_adapters_alone_need_neither_the_memory_nor_the_saves_of_the_whole_model() -> None:
+    lora = LoraSpec(rank=16, alpha=16.0, targets=("q_proj", "v_proj"))
+    small = {"model": MODEL_70B, "nodes": 1, "min_nodes": 1, "steps": 100, "checkpointing": "full"}
+    refused = planned(**small).refusal
+    assert refused is not None and refused.code == "model_does_not_fit"
+    [option] = planned(**small, trained=estimate.trained_parameters(MODEL_70B, lora)).options
+    # 80 layers, 16 x (8192 + 8192) beside the queries and 16 x (8192 + 1024) beside the values, 12 bytes each.
+    assert option.save_bytes == 80 * 16 * (16_384 + 9_216) * 12
+
+
 def test_parameters_are_counted_as_published() -> None:
-    # TinyLlama 1.1B, Llama 2 7B and 70B.
-    counts = [estimate.parameters(model) for model in (PRESETS["1b"], PRESETS["7b"], MODEL_70B)]
-    assert counts == [1_100_048_384, 6_738_415_616, 68_976_648_192]
+    # TinyLlama 1.1B; Llama 2 7B, 13B and 70B.
+    counts = [estimate.parameters(PRESETS[preset]) for preset in ("1b", "7b", "13b", "70b")]
+    assert counts == [1_100_048_384, 6_738_415_616, 13_015_864_320, 68_976_648_192]
 
 
 @pytest.mark.parametrize(

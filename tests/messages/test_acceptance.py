@@ -45,6 +45,12 @@ def test_what_is_not_built_yet_is_refused_by_its_field(part: str, field: str, va
     assert f"{part}.{field}" in caught.value.reason
 
 
+def test_weights_on_a_mount_of_the_nodes_are_passed_on() -> None:
+    request = {**SAMPLE, "training": {**SAMPLE["training"], "init_from": "file:///mnt/llama-7b"}}
+    accepted = read_acceptance(json.dumps(request), now=5.0, bucket="checkpoints")
+    assert accepted.asked.training.init_from == "file:///mnt/llama-7b"
+
+
 def test_machines_are_asked_for_by_type_in_the_order_of_the_request() -> None:
     fleet = {**SAMPLE["fleet"], "instance_types": ["p5.48xlarge", "p4d.24xlarge"]}
     asked = candidates_of(read_request(json.dumps({**SAMPLE, "fleet": fleet})))

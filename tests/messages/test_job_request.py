@@ -26,7 +26,7 @@ from holdfast.messages.job_request import (
     request_identity,
     spec_id,
 )
-from job_contract.spec import CheckpointSpec, ImageSpec, JobSpec, ModelSpec
+from job_contract.spec import CheckpointSpec, ImageSpec, JobSpec, LoraSpec, ModelSpec
 from job_contract.version import decode, encode
 
 ROOT = Path(__file__).parents[2]
@@ -110,8 +110,12 @@ def test_what_is_left_out_gets_its_default() -> None:
         ({"training__seed": -1}, "bad_value", ["training.seed", "-1"]),
         ({"training__warmup_steps": 121}, "bad_value", ["training.warmup_steps", "121", "lower it"]),
         ({"training__micro_batch": 17}, "bad_value", ["training.micro_batch", "17", "global_batch 16"]),
-        ({"training__parallel": "zero"}, "bad_value", ["training.parallel", '"zero"', "ddp, fsdp or auto"]),
-        ({"training__parallel": "tp"}, "unsupported_parallelism", ["training.parallel", "tp", "ddp, fsdp or auto"]),
+        ({"training__parallel": "zero"}, "bad_value", ["training.parallel", '"zero"', "ddp, fsdp, hsdp or auto"]),
+        (
+            {"training__parallel": "tp"},
+            "unsupported_parallelism",
+            ["training.parallel", "tp", "ddp, fsdp, hsdp or auto"],
+        ),
         ({"training__precision": "fp8"}, "bad_value", ["training.precision", '"fp8"']),
         ({"training__model": {"preset": "huge"}}, "bad_value", ["training.model.preset", "tiny"]),
         ({"training__model": {}}, "bad_value", ["training.model", "lacks dim, layers", "preset"]),
@@ -293,7 +297,53 @@ def test_sizes_vocabulary_and_own_image_reach_the_nodes() -> None:
     assert spec.training.parallel == "fsdp"
 
 
-@pytest.mark.parametrize("name", ["spec", "spec-own-image", "spec-environment"])
+def test_how_the_model_is_run_reaches_the_nodes_and_is_left_out_where_nothing_is_asked() -> None:
+    options = {
+        "parallel": "hsdp", "activation_checkpointing": "selective", "compile": False, "prefetch": 2,
+        "reshard_after_forward": False,
+    }  # fmt: skip
+    asked = {f"training__{name}": value for name, value in options.items()}
+    spec = node_spec(read(**asked, training__model={"preset": "1b", "dropout": 0.1}), "job-1", ranks_per_node=8)
+    assert {name: getattr(spec.training, name) for name in options} == options
+    assert (spec.training.model.dim, spec.training.model.dropout) == (2048, 0.1)
+    plain = encode(node_spec(read(), "job-1", ranks_per_node=8))["training"]
+    assert not plain.keys() & (options.keys() - {"parallel"})
+
+
+def test_adapters_are_asked_for_by_lora_and_have_defaults() -> None:
+    def lora_of(**asked: Any) -> LoraSpec | None:
+        changes = {f"training__{name}": value for name, value in asked.items()}
+        return node_spec(read(**changes), "job-1", ranks_per_node=1).training.lora
+
+    assert lora_of() is lora_of(trainable="all") is None
+    assert lora_of(trainable="lora") == LoraSpec(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
+    asked = {"rank": 4, "alpha": 2, "targets": ["down_proj"]}
+    assert lora_of(trainable="lora", lora=asked) == LoraSpec(rank=4, alpha=2.0, targets=("down_proj",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"training__lora": {"rank": 4}}, "bad_value", ["training.lora", 'trainable to "lora"']),
+        ({"training__trainable": "some"}, "bad_value", ["training.trainable", "all, or lora"]),
+        (
+            {"training__trainable": "lora", "training__lora": {"targets": ["qkv"]}},
+            "bad_value",
+            ["training.lora.targets", "qkv"],
+        ),
+        ({"training__activation_checkpointing": "some"}, "bad_value", ["none, full or selective"]),
+        ({"training__prefetch": 9}, "bad_value", ["training.prefetch", "0 to 8"]),
+        ({"training__init_from": "file:///mnt/../etc"}, "bad_value", ["training.init_from", "file:///mnt/folder"]),
+        ({"training__init_from": "file:///etc/llama"}, "bad_value", ["training.init_from", "file:///mnt/folder"]),
+    ],
+)
+def test_a_way_to_train_that_makes_no_sense_is_refused(changes: dict[str, Any], code: str, words: list[str]) -> None:
+    rejected = refusal(sample(**changes))
+    assert rejected.code == code
+    assert [word for word in words if word not in rejected.reason] == []
+
+
+@pytest.mark.parametrize("name", ["spec", "spec-own-image", "spec-environment", "spec-options"])
 def test_the_frozen_specs_bear_their_own_names(name: str) -> None:
     spec = decode(JobSpec, json.loads((ROOT / f"events/contract/v1/{name}.json").read_text()))
     assert spec_id(spec) == spec.spec_id
@@ -316,6 +366,8 @@ def parameters(model: ModelSpec) -> int:
         # As published for TinyLlama 1.1B and Llama 2 7B.
         ("1b", 1_100_048_384),
         ("7b", 6_738_415_616),
+        ("13b", 13_015_864_320),
+        ("70b", 68_976_648_192),
     ],
 )
 def test_a_preset_has_as_many_parameters_as_its_name_says(preset: str, count: int) -> None:

@@ -38,7 +38,7 @@ def _train(run_dir: Path, job: JobFile) -> int:
     from trainer.pulse import Pulse
 
     Pulse(run_dir, int(os.environ["RANK"])).beat("starting")
-    from trainer.endings import Ending, exit_code_of
+    from trainer.endings import WAYS_OUT, Ending, exit_code_of, out_of_memory
     from trainer.train import train
 
     try:
@@ -48,6 +48,8 @@ def _train(run_dir: Path, job: JobFile) -> int:
         return exit_code_of(ending)
     except (RuntimeError, MemoryError) as error:
         traceback.print_exc()
+        if out_of_memory(error):
+            print(f"out_of_memory: {WAYS_OUT}", file=sys.stderr)
         return exit_code_of(error)
     return 0
 

@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 class SavePlanner(dcp.DefaultSavePlanner):
-    """Gives what several ranks hold to the lowest of them outside `doomed`, whose nodes may end before the upload.
+    """Deals what several ranks hold out to those of them outside `doomed`, whose nodes may end before the upload.
 
     With a stager, what this rank is to write is copied as soon as that is known, and written from the copy.
     """
@@ -113,10 +113,17 @@ class SavePlanner(dcp.DefaultSavePlanner):
         return super().lookup_object(index)
 
     def _dedup_save_plans(self, all_plans: list[SavePlan]) -> list[SavePlan]:
-        owners: dict[Any, int] = {}
-        for rank in sorted(range(len(all_plans)), key=lambda rank: (rank in self.doomed, rank)):
-            for item in all_plans[rank].items:
-                owners.setdefault(item.index, rank)
+        holders: dict[MetadataIndex, list[int]] = {}
+        sizes: dict[MetadataIndex, int] = {}
+        for rank, plan in enumerate(all_plans):
+            for item in plan.items:
+                holders.setdefault(item.index, []).append(rank)
+                sizes[item.index] = _size_bytes(item)
+        owners, dealt_bytes = {}, [0] * len(all_plans)
+        for index, ranks in holders.items():
+            living = [rank for rank in ranks if rank not in self.doomed] or ranks
+            owner = owners[index] = min(living, key=lambda rank: dealt_bytes[rank])
+            dealt_bytes[owner] += sizes[index]
         return [
             dataclasses.replace(plan, items=[item for item in plan.items if owners[item.index] == rank])
             for rank, plan in enumerate(all_plans)
@@ -154,13 +161,17 @@ class SaveWriter(dcp.FileSystemWriter):
         return StorageMeta()
 
 
+def _size_bytes(item: WriteItem) -> int:
+    data = item.tensor_data
+    return data.chunk.sizes.numel() * data.properties.dtype.itemsize if data else 0
+
+
 def _cut(items: list[WriteItem], file_bytes: int) -> Iterator[list[WriteItem]]:
     """Yield the items file by file; one that is larger than a file gets its own."""
     file: list[WriteItem] = []
     size = 0
     for item in items:
-        data = item.tensor_data
-        item_bytes = data.chunk.sizes.numel() * data.properties.dtype.itemsize if data else 0
+        item_bytes = _size_bytes(item)
         if file and size + item_bytes > file_bytes:
             yield file
             file, size = [], 0
@@ -325,7 +336,7 @@ class Saves:
             save=name,
             step=facts["step"],
             world_size=self.ranks.world_size,
-            mesh=(self.ranks.world_size,),
+            mesh=self.config.mesh(self.ranks.world_size),
             config_hash=self.config.hash,
             corpus_digest=self.corpus_digest,
             versions=versions(),

@@ -9,14 +9,48 @@ from dataclasses import dataclass
 from typing import Any
 
 from job_contract.spec import CheckpointSpec, JobSpec, ModelSpec, TrainingSpec
-from job_contract.version import canonical_json
+from job_contract.version import canonical_json, plain
 from trainer.endings import UserError
 
 BYTE_VALUES = 256
 LOWEST_RATE = 0.1  # of the peak, where the cosine ends
 
+PARALLEL = ("ddp", "fsdp", "hsdp")
+PRECISION = ("auto", "fp32", "bf16")
+CHECKPOINTING = ("none", "full", "selective")
+
+# What adapters can be put beside: the names in Hugging Face's Llama, and ours.
+TARGETS = {
+    "q_proj": "attention.query",
+    "k_proj": "attention.key",
+    "v_proj": "attention.value",
+    "o_proj": "attention.output",
+    "gate_proj": "feed_forward.gate",
+    "up_proj": "feed_forward.up",
+    "down_proj": "feed_forward.output",
+}
+
 # Free to change between attempts: they move the last bits of a sum, not what is trained.
-FREE_FIELDS = ("parallel", "micro_batch", "init_from", "evaluation")
+FREE_FIELDS = (
+    "parallel",
+    "micro_batch",
+    "init_from",
+    "activation_checkpointing",
+    "compile",
+    "prefetch",
+    "reshard_after_forward",
+    "evaluation",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the model is run: `prefetch` units are gathered ahead; `reshard` frees a gathered unit after its forward."""
+
+    checkpointing: str
+    compile: bool
+    prefetch: int
+    reshard: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +71,9 @@ class Config:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The fields that a resume must find unchanged."""
-        fields = {**dataclasses.asdict(self.training), "data": self._data}
-        return {name: value for name, value in fields.items() if name not in FREE_FIELDS}
+        """The fields that a resume must find unchanged; what is left out of a spec is left out here."""
+        fields = {**dataclasses.asdict(self.training), "data": self._data, "lora": plain(self.training.lora)}
+        return {name: value for name, value in fields.items() if name not in FREE_FIELDS and value is not None}
 
     @property
     def _data(self) -> dict[str, Any]:
@@ -50,6 +84,26 @@ class Config:
     @property
     def hash(self) -> str:
         return hashlib.sha256(canonical_json(self.fixed)).hexdigest()
+
+    def mesh(self, world_size: int) -> tuple[int, ...]:
+        """Return (replicas, ranks that share one) for hsdp, a node being one replica; else all ranks in one line."""
+        nodes = world_size // self.ranks_per_node
+        if self.training.parallel == "hsdp" and nodes > 1 and nodes * self.ranks_per_node == world_size:
+            return (nodes, self.ranks_per_node)
+        return (world_size,)
+
+    def options(self, *, gpu: bool) -> Options:
+        """Return what the spec asks for, and where it leaves the choice, what the device is best served by.
+
+        On CPUs compiling takes longer than it saves, and nothing is gathered over a wire (measured, torch 2.13).
+        """
+        training = self.training
+        return Options(
+            checkpointing=training.activation_checkpointing or "none",
+            compile=gpu if training.compile is None else training.compile,
+            prefetch=int(gpu) if training.prefetch is None else training.prefetch,
+            reshard=training.reshard_after_forward is not False,
+        )
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of the step after `step` finished ones: linear warm-up, then a cosine to a tenth."""
@@ -72,10 +126,15 @@ def _refuse(training: TrainingSpec) -> None:
     checks = {
         f"data.corpus is {data.corpus!r}; this image carries 'stdlib'": data.corpus == "stdlib" or data.uri is not None,
         "data.uri has no index_sha256 beside it": data.uri is None or data.index_sha256 is not None,
-        "init_from is not supported by this image": training.init_from is None,
-        f"parallel is {training.parallel!r}; known are ddp and fsdp": training.parallel in ("ddp", "fsdp"),
-        f"precision is {training.precision!r}; known are auto, fp32 and bf16": training.precision
-        in ("auto", "fp32", "bf16"),
+        f"init_from is {training.init_from!r}; this image reads file:///folder": (
+            training.init_from is None or training.init_from.startswith("file:///")
+        ),
+        f"parallel is {training.parallel!r}; known are {', '.join(PARALLEL)}": training.parallel in PARALLEL,
+        f"precision is {training.precision!r}; known are {', '.join(PRECISION)}": training.precision in PRECISION,
+        f"activation_checkpointing is {training.activation_checkpointing!r}; known are {', '.join(CHECKPOINTING)}": (
+            training.activation_checkpointing in (None, *CHECKPOINTING)
+        ),
+        f"prefetch is {training.prefetch}; it must be at least 0": (training.prefetch or 0) >= 0,
         f"model.vocab is {model.vocab}; byte tokens need at least {BYTE_VALUES}": model.vocab >= BYTE_VALUES,
         f"model.dim {model.dim} is not a multiple of 2 x heads {model.heads}": model.dim % (2 * model.heads) == 0,
         f"model.heads {model.heads} is not a multiple of kv_heads {model.kv_heads}": model.heads % model.kv_heads == 0,
@@ -84,6 +143,12 @@ def _refuse(training: TrainingSpec) -> None:
         )
         > 0,
     }
+    if training.lora is not None:
+        unknown = [target for target in training.lora.targets if target not in TARGETS]
+        checks[f"lora.targets holds {unknown}; known are {', '.join(TARGETS)}"] = not unknown
+        checks["lora.rank must be positive, and lora.targets not empty"] = bool(
+            training.lora.rank > 0 and training.lora.targets
+        )
     wrong = [text for text, holds in checks.items() if not holds]
     if wrong:
         raise UserError("; ".join(wrong))

@@ -22,6 +22,14 @@ PEER_LOST_TEXTS = (
 )
 
 
+# How torch's CPU allocator says so, in a plain RuntimeError (torch 2.13).
+NO_MEMORY_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+WAYS_OUT = (
+    "use more nodes (fleet.nodes), a bigger type (fleet.instance_types), "
+    "training.activation_checkpointing full, or a smaller training.micro_batch"
+)
+
+
 class Ending(Exception):
     """An expected end without success; the text is for the user."""
 
@@ -52,11 +60,18 @@ class UserError(Ending):
     name = "user_error"
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether a device or the host had too little memory."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY_TEXTS)
+
+
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code that tells the agent what `error` means; 1 for everything unexpected."""
     if isinstance(error, Ending):
         return CODE_OF[error.name]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if out_of_memory(error):
         return CODE_OF["out_of_memory"]
     if isinstance(error, dist.DistError):
         return CODE_OF["peer_lost"]

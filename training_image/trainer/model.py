@@ -7,14 +7,30 @@ F width of the feed-forward part, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from job_contract.spec import ModelSpec
+from job_contract.spec import LoraSpec, ModelSpec
+from trainer.config import TARGETS
 
 INIT_STD = 0.02
+NORM_EPS = 1e-5
+
+# Selective checkpointing keeps what is dear to compute again: products of matrices, and attention on each device.
+KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
 
 
 class RMSNorm(nn.Module):
@@ -25,7 +41,21 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD, (x_BTD.shape[-1],), self.weight, 1e-5)
+        return F.rms_norm(x_BTD, (x_BTD.shape[-1],), self.weight, NORM_EPS)
+
+
+class AdaptedLinear(nn.Linear):
+    """A frozen matrix, and beside it two narrow ones whose product counts `scale` times (LoRA, Hu et al. 2021)."""
+
+    def __init__(self, frozen: nn.Linear, lora: LoraSpec) -> None:
+        super().__init__(frozen.in_features, frozen.out_features, bias=False)
+        self.adapter_in = nn.Parameter(torch.empty(lora.rank, frozen.in_features))
+        self.adapter_out = nn.Parameter(torch.empty(frozen.out_features, lora.rank))
+        self.scale = lora.alpha / lora.rank
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        adapted = F.linear(F.linear(x_BTD, self.adapter_in), self.adapter_out)
+        return super().forward(x_BTD) + adapted * self.scale
 
 
 class Attention(nn.Module):
@@ -80,8 +110,25 @@ class Block(nn.Module):
         self.attention_norm, self.attention = RMSNorm(spec.dim), Attention(spec)
         self.feed_forward_norm, self.feed_forward = RMSNorm(spec.dim), FeedForward(spec)
         self.dropout = nn.Dropout(spec.dropout)
+        self.checkpointing = "none"
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+        if self.checkpointing == "none" or not self.training:
+            return self._mixed(x_BTD, cos_TE, sin_TE)
+        kept: dict[str, Any] = {}
+        if self.checkpointing == "selective":
+            kept["context_fn"] = partial(create_selective_checkpoint_contexts, _kept)
+        return checkpoint(
+            self._mixed,
+            x_BTD,
+            cos_TE,
+            sin_TE,
+            use_reentrant=False,
+            preserve_rng_state=self.dropout.p > 0,
+            **kept,
+        )
+
+    def _mixed(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), cos_TE, sin_TE))
         return x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
 
@@ -92,7 +139,7 @@ class Decoder(nn.Module):
     cos_TE: Tensor
     sin_TE: Tensor
 
-    def __init__(self, spec: ModelSpec, sequence_length: int) -> None:
+    def __init__(self, spec: ModelSpec, sequence_length: int, lora: LoraSpec | None = None) -> None:
         super().__init__()
         self.spec, self.sequence_length = spec, sequence_length
         self.embedding = nn.Embedding(spec.vocab, spec.dim)
@@ -102,6 +149,17 @@ class Decoder(nn.Module):
         shape_TE = (sequence_length, spec.dim // spec.heads)
         self.register_buffer("cos_TE", torch.empty(shape_TE), persistent=False)
         self.register_buffer("sin_TE", torch.empty(shape_TE), persistent=False)
+        if lora is not None:
+            self._adapt(lora)
+
+    def _adapt(self, lora: LoraSpec) -> None:
+        for block in self.blocks:
+            for target in lora.targets:
+                owner, _, name = TARGETS[target].partition(".")
+                part = block.get_submodule(owner)
+                setattr(part, name, AdaptedLinear(part.get_submodule(name), lora))  # type: ignore[arg-type]
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(is_adapter(name))
 
     def fill_rotations(self) -> None:
         """The rotary tables hold their values; `to_empty` had left them undefined."""
@@ -120,16 +178,29 @@ class Decoder(nn.Module):
         return self.head(self.norm(x_BTD))
 
 
+def _kept(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     """Return the heads with each pair (first half, second half) turned by its position's angle."""
     first, second = x_BHTE.chunk(2, dim=-1)
     return x_BHTE * cos_TE + torch.cat((-second, first), dim=-1) * sin_TE
 
 
+def is_adapter(name: str) -> bool:
+    """Return whether the parameter of this name lies beside a frozen one."""
+    return name.endswith((".adapter_in", ".adapter_out"))
+
+
 def initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor:
     """Return a parameter's whole first value: a function of name and seed, so equal for every world size."""
     if len(shape) == 1:
         return torch.ones(shape)
+    if name.endswith("adapter_out"):
+        return torch.zeros(shape)
     std = INIT_STD / (2 * spec.layers) ** 0.5 if name.endswith("output.weight") else INIT_STD
+    if name.endswith("adapter_in"):
+        std = shape[1] ** -0.5
     number = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
     return torch.empty(shape).normal_(0.0, std, generator=torch.Generator().manual_seed(number))

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
 from trainer.endings import UserError
-from trainer.model import Decoder, initial_value
+from trainer.llama import Weights
+from trainer.model import Decoder, initial_value, is_adapter
 from trainer.timing import StepTimes, time_sharding
 
 START_TIMEOUT = timedelta(seconds=300)
@@ -27,6 +29,8 @@ STEP_TIMEOUT = timedelta(seconds=90)
 # Ranks wait in this group for the slowest download or write; a peer that dies is seen at once whatever the timeout.
 SAVE_TIMEOUT = timedelta(minutes=30)
 BETAS = (0.9, 0.95)
+STATE_BYTES = 16  # a trained parameter: fp32 weight, gradient and two moments
+FROZEN_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -85,24 +89,31 @@ class Learner:
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
         self.times = StepTimes(ranks.device)
+        self.mesh, self.options = config.mesh(ranks.world_size), config.options(gpu=ranks.device.type == "cuda")
         with torch.device("meta"):
-            self.model = Decoder(config.model, config.training.sequence_length)
+            self.model = Decoder(config.model, config.training.sequence_length, config.training.lora)
+        self._prepare_blocks()
         bf16 = config.training.precision == "bf16" or (
             config.training.precision == "auto" and ranks.device.type == "cuda"
         )
         self.half = torch.bfloat16 if bf16 else None
         self.net = self._replicated() if config.training.parallel == "ddp" else self._sharded()
-        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
+        everything = dict(self.model.named_parameters())
+        self.parameters = {name: one for name, one in everything.items() if one.requires_grad}
+        self.frozen = {name: one for name, one in everything.items() if not one.requires_grad}
         self.optimizer = self._adamw()
         self.reset()
+        if ranks.rank == 0:
+            print(self._told(), flush=True)
 
     @property
     def multiplying(self) -> int:
         """Return the number of parameters that multiply something: all but the embedding's."""
-        return sum(one.numel() for name, one in self.parameters.items() if not name.startswith("embedding."))
+        everything = (self.parameters | self.frozen).items()
+        return sum(one.numel() for name, one in everything if not name.startswith("embedding."))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return parameters and moments by name, equal in both parallel modes; AdamW's step counters are left out."""
+        """Return trained parameters and moments by name, equal in all modes; AdamW's step counters are left out."""
         named = {}
         for name, parameter in self.parameters.items():
             state = self.optimizer.state[parameter]
@@ -114,7 +125,7 @@ class Learner:
     @torch.no_grad()
     def reset(self) -> None:
         """Parameters and optimizer are as before the first step, a function of the seed alone; no gradient is left."""
-        for name, parameter in self.parameters.items():
+        for name, parameter in (self.parameters | self.frozen).items():
             whole = initial_value(name, parameter.shape, self.config.model, self.config.training.seed).to(
                 self.ranks.device
             )
@@ -122,12 +133,32 @@ class Learner:
                 # Without a source rank every rank cuts its own shard out of the same whole: no traffic.
                 whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.copy_(whole)
+            if name in self.frozen:
+                continue
             self.optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=self.ranks.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def start_from(self, weights: Weights) -> None:
+        """The parameters, adapters apart, are the folder's; each rank has read its own part. Raises UserError."""
+        for name, parameter in (self.parameters | self.frozen).items():
+            if is_adapter(name):
+                continue
+            shape, part = tuple(parameter.shape), ()
+            local = parameter
+            if isinstance(parameter, DTensor):
+                local = parameter.to_local()
+                sizes, starts = compute_local_shape_and_global_offset(
+                    parameter.shape, parameter.device_mesh, parameter.placements
+                )
+                part = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+                if not local.numel():
+                    continue
+            local.copy_(weights.read(name, shape, part))
 
     def set_step(self, step: int) -> None:
         """AdamW corrects its moments as after `step` steps."""
@@ -170,18 +201,48 @@ class Learner:
         net.register_comm_hook(self.times, _sum_gradients)
         return net
 
+    def _prepare_blocks(self) -> None:
+        """Blocks recompute, then are compiled; sharding comes last, so that its hooks stay outside of both."""
+        for block in self.model.blocks:
+            block.checkpointing = self.options.checkpointing
+            if self.options.compile:
+                block.compile(fullgraph=True)
+
     def _sharded(self) -> nn.Module:
-        mesh = init_device_mesh(self.ranks.device.type, (self.ranks.world_size,), mesh_dim_names=("shard",))
+        names = ("replicate", "shard")[-len(self.mesh) :]
+        mesh = init_device_mesh(self.ranks.device.type, self.mesh, mesh_dim_names=names)
         policy = MixedPrecisionPolicy(param_dtype=self.half, reduce_dtype=torch.float32 if self.half else None)
         for module in (*self.model.blocks, self.model):
-            sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+            # The root's parameters are needed again at once, by the backward pass that starts with them.
+            reshard = self.options.reshard and module is not self.model
+            sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
             # The loss is divided by the tokens of the global batch, so gradients are summed. gloo has no PREMUL_SUM.
             sharded.set_force_sum_reduction_for_comms(True)
             sharded.set_gradient_divide_factor(1.0)
+        self._gather_ahead()
         self._materialize()
         if self.ranks.device.type == "cpu":
             time_sharding(self.times)
         return self.model
+
+    def _gather_ahead(self) -> None:
+        blocks: list[FSDPModule] = list(self.model.blocks)  # type: ignore[arg-type]
+        for index, block in enumerate(blocks if self.options.prefetch else ()):
+            block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + self.options.prefetch])
+            first = max(0, index - self.options.prefetch)
+            block.set_modules_to_backward_prefetch(blocks[first:index][::-1])
+
+    def _told(self) -> str:
+        def held(parameters: dict[str, nn.Parameter]) -> int:
+            locals_ = (one.to_local() if isinstance(one, DTensor) else one for one in parameters.values())
+            return sum(one.numel() for one in locals_)
+
+        trained, frozen = (sum(one.numel() for one in part.values()) for part in (self.parameters, self.frozen))
+        state = STATE_BYTES * held(self.parameters) + FROZEN_BYTES * held(self.frozen)
+        return (
+            f"{self.config.training.parallel} on a mesh of {' x '.join(map(str, self.mesh))}: {trained + frozen:,} "
+            f"parameters, {trained:,} of them trained, {state / 1e9:.2f} GB of state a rank; {self.options}"
+        )
 
     def _materialize(self) -> None:
         self.model.to_empty(device=self.ranks.device)

@@ -14,6 +14,7 @@ BOUNDS_S = {
     "starting": 420.0,  # 300 s for all ranks to meet, 120 s for the first collective
     "warming_up": 900.0,  # kernels and compilation
     "restoring": 1800.0,  # the slowest download of the gang
+    "loading_weights": 1800.0,  # reading and hashing a file system that all nodes share
 }
 OTHER_BOUND_S = 1800.0
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import Tensor
@@ -19,10 +20,11 @@ from trainer import data
 from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
 from trainer.control import Agreement, ControlFile, Order
-from trainer.endings import Diverged
+from trainer.endings import Diverged, UserError
 from trainer.evaluation import Evaluation
 from trainer.feed import Feed
 from trainer.flops import flops_per_token, mfu, peak_of
+from trainer.llama import Weights, base_of_seed
 from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, shorten_timeouts
 from trainer.preflight import check_network, reachable
@@ -62,6 +64,7 @@ class Run:
     fell_back: tuple[FellBack, ...] = ()
     answered_generation: int = 0
     saved_at: float = 0.0
+    base_sha256: str | None = None
     data_wait_s: float = 0.0
     evaluated_step: int | None = None
     evaluation_loss: float | None = None
@@ -129,15 +132,44 @@ def warm_up(run: Run) -> None:
 
 def start_or_resume(run: Run, job: JobFile) -> None:
     """The run stands where the save left it, or at step 0. Raises what `Restore.into` raises."""
+    if job.resume_from is None or run.config.training.lora is not None:
+        load_weights(run)
     if job.resume_from is None:
         return
     show(run, "restoring")
     started = time.perf_counter()
     restored = run.restore.into(run.learner.tensors())
+    if restored.facts.get("base_sha256") != run.base_sha256:
+        raise UserError(
+            f"{restored.pointer.save} holds adapters for another base ({restored.facts.get('base_sha256')}, here "
+            f"{run.base_sha256}); name the weights that it was trained on in init_from"
+        )
     run.step, run.loss = restored.facts["step"], restored.facts["last_loss"]
     run.learner.set_step(run.step)
     run.saves.restored, run.fell_back = restored.pointer, restored.fell_back
     run.journal.event("restored", save=restored.pointer.save, step=run.step, seconds=time.perf_counter() - started)
+
+
+def load_weights(run: Run) -> None:
+    """The training starts from the weights that the spec names, if it names some. Raises UserError on every rank."""
+    uri, config = run.config.training.init_from, run.config
+    if uri is None:
+        run.base_sha256 = None if config.training.lora is None else base_of_seed(config.fixed)
+        return
+    show(run, "loading_weights")
+    digest, fault = "", ""
+    try:
+        weights = Weights(Path(unquote(urlsplit(uri).path)), config.model)
+        if run.ranks.rank % config.ranks_per_node == 0:
+            digest = weights.digest()
+        run.learner.start_from(weights)
+    except UserError as error:
+        fault = str(error)
+    faults, digests = (sorted({str(item) for item in run.ranks.collect(one)} - {""}) for one in (fault, digest))
+    if faults or len(digests) > 1:
+        raise UserError(faults[0] if faults else f"init_from differs between the nodes: {', '.join(digests)}")
+    run.base_sha256 = None if config.training.lora is None else digests[0]
+    run.journal.event("weights_loaded", uri=uri, sha256=digests[0])
 
 
 def loop(run: Run) -> Outcome:
@@ -373,6 +405,8 @@ def save(run: Run, order: Order) -> str:
         "finite": True,
         "config": run.config.fixed,
     }
+    if run.base_sha256 is not None:
+        facts["base_sha256"] = run.base_sha256
     write = run.saves.write if ends else run.saves.begin
     name = write(run.learner.tensors(), facts, generation=order.generation, doomed=order.doomed)
     run.saved_at = time.monotonic()

@@ -146,7 +146,7 @@ class RankSave:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """`state`: warming_up, restoring, waiting_for_data, running, evaluating, saving, finished.
+    """`state`: warming_up, loading_weights, restoring, waiting_for_data, running, evaluating, saving, finished.
 
     `started` once the first new optimizer step is done.
 

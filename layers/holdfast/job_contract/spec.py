@@ -42,8 +42,21 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraSpec:
+    """Adapters of `rank` beside the frozen target matrices, by their names in Hugging Face's Llama (q_proj, ...)."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
-    """`global_batch` is in sequences per optimizer step, `sequence_length` in tokens, `micro_batch` in sequences."""
+    """`global_batch` is in sequences per optimizer step, `sequence_length` in tokens, `micro_batch` in sequences.
+
+    `activation_checkpointing` is none, full or selective. None in it, in `compile`, `prefetch` (units gathered ahead)
+    or `reshard_after_forward` leaves the choice to the trainer, by device. With `lora` only adapters are trained.
+    """
 
     model: ModelSpec
     data: DataSpec
@@ -60,6 +73,11 @@ class TrainingSpec:
     micro_batch: int | None = None
     init_from: str | None = None
     evaluation: EvaluationSpec | None = None
+    activation_checkpointing: str | None = None
+    compile: bool | None = None
+    prefetch: int | None = None
+    reshard_after_forward: bool | None = None
+    lora: LoraSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

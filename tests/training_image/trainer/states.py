@@ -22,10 +22,12 @@ def whole_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def state_sha256(folder: Path) -> str:
-    """Return one digest over the bytes of all parameters and moments of the save."""
+def state_sha256(folder: Path, part: str = "") -> str:
+    """Return one digest over the bytes of all parameters and moments of the save whose names begin with `part`."""
     digest = hashlib.sha256()
     for name, tensor in sorted(whole_tensors(folder).items()):
+        if not name.startswith(part):
+            continue
         digest.update(name.encode())
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ import pytest
 
 from job_contract.spec import DataSpec
 from tests.training_image.trainer.folder_agent import tiny_spec
-from trainer.config import config_of
+from trainer.config import Options, config_of
 from trainer.endings import UserError
 
 
@@ -23,10 +23,40 @@ def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_a_tenth():
 
 def test_the_hash_covers_what_is_trained_and_not_how_it_is_spread():
     spec = tiny_spec()
-    same = replace(spec, training=replace(spec.training, parallel="ddp", micro_batch=2))
+    same = replace(
+        spec,
+        training=replace(
+            spec.training,
+            parallel="hsdp",
+            micro_batch=2,
+            activation_checkpointing="full",
+            compile=True,
+            prefetch=2,
+            reshard_after_forward=False,
+        ),
+    )
     other = replace(spec, training=replace(spec.training, seed=8))
     assert config_of(spec).hash == config_of(same).hash
     assert config_of(spec).hash != config_of(other).hash
+
+
+def test_a_spec_of_an_older_release_has_the_hash_that_its_saves_carry():
+    """Fields that came later are left out of the hash where a spec does not have them."""
+    assert set(config_of(tiny_spec()).fixed) == {
+        *("model", "data", "steps", "global_batch", "sequence_length", "learning_rate", "warmup_steps"),
+        *("weight_decay", "clip_norm", "precision", "seed"),
+    }
+
+
+def test_the_device_decides_where_the_spec_says_nothing():
+    config = config_of(tiny_spec())
+    assert config.options(gpu=False) == Options(checkpointing="none", compile=False, prefetch=0, reshard=True)
+    assert config.options(gpu=True) == Options(checkpointing="none", compile=True, prefetch=1, reshard=True)
+    asked = config_of(
+        tiny_spec(activation_checkpointing="full", compile=False, prefetch=3, reshard_after_forward=False)
+    )
+    for gpu in (False, True):
+        assert asked.options(gpu=gpu) == Options(checkpointing="full", compile=False, prefetch=3, reshard=False)
 
 
 def test_a_dataset_is_its_digest_wherever_it_lies_and_whatever_it_is_called():
@@ -46,8 +76,10 @@ def test_a_dataset_is_its_digest_wherever_it_lies_and_whatever_it_is_called():
     [
         ({"parallel": "pipeline"}, "parallel"),
         ({"precision": "fp8"}, "precision"),
+        ({"activation_checkpointing": "some"}, "activation_checkpointing"),
+        ({"prefetch": -1}, "prefetch"),
         ({"global_batch": 0}, "global_batch"),
-        ({"init_from": "job-0"}, "init_from"),
+        ({"init_from": "s3://bucket/llama"}, "init_from"),
         ({"model": {"kv_heads": 3}}, "kv_heads"),
         ({"model": {"vocab": 100}}, "vocab"),
     ],

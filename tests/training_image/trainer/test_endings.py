@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from job_contract.node_files import JobFile, write_message
 from tests.training_image.trainer.folder_agent import DEADLINE_S, free_port, rank_environment, started, tiny_spec
+from trainer.endings import exit_code_of
 
 pytestmark = pytest.mark.ranks
 ENDLESS = 100_000
@@ -38,6 +40,21 @@ def test_a_training_that_stays_non_finite_ends_as_diverged_and_saves_nothing_of_
         assert ranks.finish() == [71], ranks.log(0)
         assert [pointer.step for pointer in ranks.bucket.committed] == [1]
         assert [line["step"] for line in ranks.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_rank_without_memory_ends_in_a_class_of_its_own_and_names_the_ways_out(tmp_path, corpus_dir):
+    # 2**50 bytes are more than any process can address, so nothing is really taken.
+    with started(tmp_path, corpus_dir, tiny_spec(model={"vocab": 2**42}), 1) as ranks:
+        assert ranks.finish() == [72], ranks.log(0)
+        last = ranks.log(0).splitlines()[-1]
+    for way in ("fleet.nodes", "fleet.instance_types", "training.activation_checkpointing", "training.micro_batch"):
+        assert way in last
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_every_kind_of_memory_that_runs_out_is_one_class(error: BaseException):
+    assert exit_code_of(error) == 72
+    assert exit_code_of(RuntimeError("CUDA error: an illegal memory access")) == 1
 
 
 def test_no_rank_outlives_its_agent(tmp_path, corpus_dir):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from job_contract.checkpoint_layout import Part, part_file, read_manifest, seal
 from job_contract.spec import JobSpec
 from tests.training_image.trainer.folder_agent import FolderBucket, started, tiny_spec
-from tests.training_image.trainer.states import state_sha256
+from tests.training_image.trainer.states import state_sha256, whole_tensors
+from tests.training_image.trainer.watched_trainer import COMMAND, watched
 from trainer import rehearse
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
-STEPS, SAVED_AT = 6, 2
+STEPS, SAVED_AT, WARM_UP = 6, 2, 3
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Whole:
     spec: JobSpec
     bucket: FolderBucket
     losses: dict[int, float]
+    watched: list[list[dict[str, Any]]] = field(default_factory=list)
 
     @property
     def sha256(self) -> str:
@@ -35,15 +40,18 @@ class Whole:
 
 def train(root: Path, corpus_dir: Path, spec: JobSpec, world_size: int) -> Whole:
     bucket = FolderBucket(root / "bucket")
-    with started(root, corpus_dir, spec, world_size, bucket=bucket) as ranks:
+    with started(root, corpus_dir, spec, world_size, bucket=bucket, command=COMMAND) as ranks:
         assert set(ranks.finish()) == {0}, ranks.log(0)
-        return Whole(spec, bucket, ranks.losses())
+        return Whole(spec, bucket, ranks.losses(), [watched(ranks.run_dir(rank)) for rank in ranks.ranks])
 
 
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory, corpus_dir) -> Iterator[Whole]:
     yield train(
-        tmp_path_factory.mktemp("two"), corpus_dir, tiny_spec(steps=STEPS, interval_steps=SAVED_AT, micro_batch=4), 2
+        tmp_path_factory.mktemp("two"),
+        corpus_dir,
+        tiny_spec(steps=STEPS, interval_steps=SAVED_AT, micro_batch=4, warmup_steps=WARM_UP),
+        2,
     )
 
 
@@ -64,9 +72,37 @@ def after(losses: dict[int, float], step: int) -> dict[int, float]:
     return {at: loss for at, loss in losses.items() if at > step}
 
 
-def test_fsdp_on_two_ranks_resumes_bit_identical(tmp_path, corpus_dir, on_two):
-    losses, sha256 = resumed(tmp_path, corpus_dir, on_two, 2)
-    assert (losses, sha256) == (after(on_two.losses, SAVED_AT), on_two.sha256)
+def test_o23_a_training_killed_twice_has_the_rates_moments_and_counters_of_one_that_was_not(
+    tmp_path, corpus_dir, on_two
+):
+    """FSDP on two ranks; the first kill is inside the warm-up, the second after it. All is equal to the bit."""
+    bucket = copied(on_two.bucket, tmp_path / "resumed")
+    bucket.committed = [bucket.pointer(SAVED_AT)]
+    with started(
+        tmp_path, corpus_dir, on_two.spec, 2,
+        bucket=bucket, attempt=2, resume_from=bucket.committed[0], command=(*COMMAND, f"halt={2 * SAVED_AT}"),
+    ) as ranks:  # fmt: skip
+        ranks.until(lambda: len(bucket.committed) > 1)
+        for process in ranks.processes:
+            process.kill()
+        first, losses = watched(ranks.run_dir(0)), ranks.losses()
+    killed_at = bucket.committed[-1]
+    assert (killed_at.step, ranks.outcomes()) == (2 * SAVED_AT, [])
+    with started(
+        tmp_path, corpus_dir, on_two.spec, 2, bucket=bucket, attempt=3, resume_from=killed_at, command=COMMAND
+    ) as ranks:
+        assert ranks.finish() == [0, 0], ranks.log(0)
+        second, losses = watched(ranks.run_dir(0)), losses | ranks.losses()
+    whole = on_two.watched[0]
+    assert whole[:SAVED_AT] + first + second == whole
+    assert losses == after(on_two.losses, SAVED_AT)
+    assert state_sha256(bucket.folder(bucket.committed[-1].save)) == on_two.sha256
+    assert [line["counters"] for line in whole] == [[step] for step in range(1, STEPS + 1)]
+    assert {tuple(line["decays"]) for line in whole} == {(0.1, 0.0)}, "two groups, two decays"
+    rates = [line["rates"][0] for line in whole]
+    assert rates[:WARM_UP] == pytest.approx([1e-3, 2e-3, 3e-3], rel=1e-12)
+    assert all(line["rates"][0] == line["rates"][1] for line in whole)
+    assert rates[WARM_UP:] == sorted(set(rates[WARM_UP:]), reverse=True), "then the cosine falls"
 
 
 def test_a_resume_with_one_other_sample_is_found_to_differ(tmp_path, corpus_dir, on_two):
@@ -77,9 +113,30 @@ def test_a_resume_with_one_other_sample_is_found_to_differ(tmp_path, corpus_dir,
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_a_save_of_two_ranks_resumes_on_other_numbers_within_a_millionth(tmp_path, corpus_dir, on_two, world_size: int):
-    losses, _ = resumed(tmp_path, corpus_dir, on_two, world_size)
+def test_o22_a_save_of_two_ranks_resumes_on_fewer_and_on_more_without_a_gap_or_a_repeat(
+    tmp_path, corpus_dir, on_two, world_size: int
+):
+    bucket = copied(on_two.bucket, tmp_path / "resumed")
+    bucket.committed = [bucket.pointer(SAVED_AT)]
+    with started(
+        tmp_path, corpus_dir, on_two.spec, world_size,
+        bucket=bucket, attempt=2, resume_from=bucket.committed[0], command=COMMAND,
+    ) as ranks:  # fmt: skip
+        assert set(ranks.finish()) == {0}, ranks.log(0)
+        losses, lines = ranks.losses(), [watched(ranks.run_dir(rank)) for rank in ranks.ranks]
     assert losses == pytest.approx(after(on_two.losses, SAVED_AT), rel=1e-6)
+
+    batch = on_two.spec.training.global_batch
+    before = [line["places"] for rank in on_two.watched for line in rank[:SAVED_AT]]
+    afterwards = [line["places"] for rank in lines for line in rank]
+    assert sorted(itertools.chain(*before, *afterwards)) == list(range(STEPS * batch))
+    for rank in lines:
+        assert [line["rates"] for line in rank] == [line["rates"] for line in on_two.watched[0][SAVED_AT:]]
+        assert [line["counters"] for line in rank] == [[step] for step in range(SAVED_AT + 1, STEPS + 1)]
+
+    whole = whole_tensors(on_two.bucket.folder(on_two.bucket.pointer(STEPS).save))
+    for name, tensor in whole_tensors(bucket.folder(bucket.committed[-1].save)).items():
+        assert torch.allclose(tensor, whole[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_ddp_on_three_ranks_with_an_uneven_batch_resumes_bit_identical(tmp_path, corpus_dir):

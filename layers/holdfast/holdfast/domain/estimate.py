@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from job_contract.spec import ModelSpec
+from job_contract.spec import LoraSpec, ModelSpec
 
 GIB = 1024**3
 
@@ -19,8 +19,11 @@ STATE_BYTES = 16
 The same sum as in ZeRO (Rajbhandari et al. 2020, section 3.1: 16 bytes a parameter), there with half-precision copies.
 """
 
+FROZEN_BYTES = 4
+"""Bytes a parameter that is not trained: its fp32 weight."""
+
 SAVED_BYTES = 12
-"""Bytes a parameter in a save: weight and two moments; gradients are not saved."""
+"""Bytes a trained parameter in a save: weight and two moments; gradients and frozen weights are not saved."""
 
 ROOT_FREE_BYTES = 140 * 10**9
 """Of the 200 GB root volume of the launch template, after system and image."""
@@ -71,40 +74,75 @@ def layer_parameters(model: ModelSpec) -> int:
     return 2 * model.dim * (model.dim + kv_dim) + 3 * model.dim * model.ffn_dim + 2 * model.dim
 
 
+def trained_parameters(model: ModelSpec, lora: LoraSpec | None) -> int:
+    """Return what has gradients and moments: everything, or two narrow matrices beside each target of each layer."""
+    if lora is None:
+        return parameters(model)
+    kv_dim = model.dim // model.heads * model.kv_heads
+    sides = {
+        "q_proj": 2 * model.dim,
+        "k_proj": model.dim + kv_dim,
+        "v_proj": model.dim + kv_dim,
+        "o_proj": 2 * model.dim,
+        "gate_proj": model.dim + model.ffn_dim,
+        "up_proj": model.dim + model.ffn_dim,
+        "down_proj": model.dim + model.ffn_dim,
+    }
+    return model.layers * lora.rank * sum(sides[target] for target in lora.targets)
+
+
 def flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """Return operations forward and backward: 6 a weight that multiplies, and causal attention (PaLM, appendix B)."""
     multiplying = parameters(model) - model.vocab * model.dim
     return 6.0 * multiplying + 6.0 * model.layers * model.dim * sequence_length
 
 
-def state_bytes(model: ModelSpec, parallel: str, ranks: int, *, half: bool) -> int:
+def state_bytes(model: ModelSpec, parallel: str, ranks: int, *, half: bool, trained: int | None = None) -> int:
     """Return bytes on one rank that do not depend on the batch: its state, and what stands gathered at once.
 
-    DDP holds everything, and with bf16 the cast weights. FSDP holds its part, and one unit gathered with its gradient;
-    the largest unit is a layer or the two embeddings, which are one unit.
+    `ranks` share one replica: all of them with FSDP, those of one node with HSDP. DDP holds everything, and with bf16
+    the cast weights. FSDP and HSDP hold their part, and one unit gathered with its gradient; the largest unit is a
+    layer or the two embeddings, which are one unit.
     """
     weights = parameters(model)
+    state = STATE_BYTES * weights if trained is None else FROZEN_BYTES * weights + STATE_BYTES * trained
     if parallel == "ddp":
-        return STATE_BYTES * weights + (2 * weights if half else 0)
+        return state + (2 * weights if half else 0)
     unit = max(layer_parameters(model), 2 * model.vocab * model.dim)
-    return STATE_BYTES * weights // ranks + (2 if ranks > 1 else 0) * (2 if half else 4) * unit
+    return state // ranks + (2 if ranks > 1 else 0) * (2 if half else 4) * unit
 
 
-def activation_bytes(model: ModelSpec, sequence_length: int, sequences: int, *, half: bool) -> int:
-    """Return bytes kept for the backward pass of one micro-batch, without recomputation.
+def activation_bytes(
+    model: ModelSpec, sequence_length: int, sequences: int, *, half: bool, checkpointing: str = "none"
+) -> int:
+    """Return bytes kept for the backward pass of one micro-batch.
 
     Elements a token and layer: six of the width (norms, queries, attention in and out), two of the keys' and values'
     width, four of the feed-forward width; the attention matrix is never stored. At the end the logits, with their
-    gradient, in fp32.
+    gradient, in fp32. Full checkpointing keeps the layer's input alone; selective keeps that and the products: of the
+    width queries, attention and the two outputs, keys and values, and two of the feed-forward width. One layer at a
+    time is whole again while its gradient is computed; the logits are gone by then.
     """
     kv_dim = model.dim // model.heads * model.kv_heads
-    layer = 6 * model.dim + 2 * kv_dim + 4 * model.ffn_dim
-    return sequence_length * sequences * (model.layers * layer * (2 if half else 4) + 8 * model.vocab)
+    whole = 6 * model.dim + 2 * kv_dim + 4 * model.ffn_dim
+    kept = {"none": whole, "full": model.dim, "selective": 5 * model.dim + 2 * kv_dim + 2 * model.ffn_dim}[
+        checkpointing
+    ]
+    element, again = (2 if half else 4), whole - kept
+    return sequence_length * sequences * (model.layers * kept * element + max(again * element, 8 * model.vocab))
 
 
-def save_bytes_per_node(model: ModelSpec, nodes: int) -> int:
+def save_bytes_per_node(trained: int, nodes: int) -> int:
     """Return what one node writes of a save: every mode deals the state out evenly."""
-    return -(-SAVED_BYTES * parameters(model) // nodes)
+    return -(-SAVED_BYTES * trained // nodes)
+
+
+def staged_bytes_per_node(trained: int, parallel: str, nodes: int) -> int:
+    """Return what a node copies into host memory at most, so that training goes on while a save is written.
+
+    A node with a whole replica may have to write all of it: when the others are about to end.
+    """
+    return save_bytes_per_node(trained, 1 if parallel in ("ddp", "hsdp") else nodes)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ CLASSES: Mapping[str, FailureClass] = {
     "bad_checkpoint": FailureClass(1, True, "restore from an older checkpoint"),
     "limit": FailureClass(0, True, "extend the limit and try again: `holdfast extend`, `holdfast retry`"),
     "budget_spent": FailureClass(0, True, "raise the budget: `holdfast extend JOB --budget-usd USD`"),
-    "out_of_memory": FailureClass(0, True, "use more nodes, a bigger type, or a smaller micro batch"),
+    "out_of_memory": FailureClass(
+        0, True, "use more nodes, a bigger type, activation checkpointing, or a smaller micro batch"
+    ),
     "diverged": FailureClass(0, True, "lower the learning rate or clip harder"),
     "user_error": FailureClass(0, True, "correct the request and submit it anew"),
 }

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.domain.catalogue import ADDRESSES_PER_NODE, InstanceType, Offers
-from holdfast.domain.estimate import LARGE_PARAMETERS, parameters
+from holdfast.domain.estimate import LARGE_PARAMETERS, SAVES_ON_DISK, parameters
 from holdfast.domain.plan_checks import CHECKS, LOOKS
 from holdfast.domain.sizing import Note, Option, PlanRequest, Sized
 
-DDP_SHARE = 0.8
-"""`auto` means DDP where a whole replica takes at most this share of a GPU, FSDP otherwise."""
+EASY_SHARE = 0.8
+"""`auto` takes the mode with the least traffic whose replica fits into this share of the memory of what holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,29 @@ def plan(asked: PlanRequest, offers: Offers, *, now: float) -> Plan:
 
 
 def _parallel(asked: PlanRequest, offers: Offers) -> str:
-    """Return ddp or fsdp, one for all candidates: the spec of a job is the same wherever it runs."""
+    """Return ddp, hsdp or fsdp, one for all candidates: the spec of a job is the same wherever it runs."""
     if asked.parallel != "auto":
         return asked.parallel
     kinds = _kinds(asked, offers)
-    sized = [Sized(asked, offers, kind, "ddp", 0.0) for kind in kinds]
-    fits = all(one.memory_need_bytes <= DDP_SHARE * one.memory_bytes for one in sized)
-    return "ddp" if kinds and len(kinds) == len(asked.instance_types) and fits else "fsdp"
+    if not kinds or len(kinds) < len(asked.instance_types):
+        return "fsdp"
+    if all(_fits_easily(Sized(asked, offers, kind, "ddp", 0.0)) for kind in kinds):
+        return "ddp"
+    # With one rank a node a replica is a rank's, which is DDP; with one node it is the gang's, which is FSDP.
+    inside = asked.nodes > 1 and all(kind.ranks > 1 for kind in kinds)
+    return "hsdp" if inside and all(_fits_easily(Sized(asked, offers, kind, "hsdp", 0.0)) for kind in kinds) else "fsdp"
+
+
+def _fits_easily(on: Sized) -> bool:
+    """Return whether a replica fits the devices that hold it, a copy of it the host's memory, and its saves the disk.
+
+    The disk of one node holds the saves of a whole replica when the other nodes are about to end.
+    """
+    return (
+        on.memory_need_bytes <= EASY_SHARE * on.memory_bytes
+        and on.host_need_bytes <= on.kind.memory_bytes
+        and SAVES_ON_DISK * on.staged_bytes <= on.disk_bytes
+    )
 
 
 def _types_exist(asked: PlanRequest, offers: Offers) -> Note | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.domain.catalogue import ADDRESSES_PER_NODE, NO_ACCELERATOR, NVIDIA, quota_code
-from holdfast.domain.estimate import LARGE_PARAMETERS, NOTICE_USABLE_S, SAVES_ON_DISK, parameters, state_bytes
+from holdfast.domain.estimate import LARGE_PARAMETERS, NOTICE_USABLE_S, SAVES_ON_DISK, parameters
 from holdfast.domain.sizing import Note, Sized, gib, length
 
 WITHOUT_BF16 = frozenset({"K80", "M60", "P100", "V100", "T4", "T4g"})
@@ -133,8 +133,14 @@ def _state_fits(on: Sized) -> Note | None:
     need = on.state_bytes(on.asked.nodes)
     if need <= on.memory_bytes:
         return None
-    sharded = state_bytes(on.asked.model, "fsdp", on.ranks, half=on.half)
+    sharded = on.shared_state_bytes("fsdp", on.ranks)
     told = f"{gib(need)} of state a rank, {on.kind.name} has {gib(on.memory_bytes)}"
+    if on.parallel == "hsdp" and sharded <= on.memory_bytes:
+        return Note(
+            "hsdp_does_not_fit",
+            f"a replica over the {on.kind.ranks} ranks of a node takes {told}; over all ranks it is {gib(sharded)}: "
+            "set training.parallel to fsdp",
+        )
     if on.parallel == "ddp" and sharded <= on.memory_bytes:
         return Note(
             "ddp_does_not_fit", f"a replica takes {told}; sharded it is {gib(sharded)}: set training.parallel to fsdp"
@@ -154,7 +160,7 @@ def _nodes_that_hold(on: Sized) -> int | None:
 
 
 def _sharded_fits(on: Sized, nodes: int) -> bool:
-    return state_bytes(on.asked.model, "fsdp", nodes * on.kind.ranks, half=on.half) <= on.memory_bytes
+    return on.shared_state_bytes("fsdp", nodes * on.kind.ranks) <= on.memory_bytes
 
 
 def _fewest_fit(on: Sized) -> Note | None:
@@ -177,7 +183,7 @@ def _sequence_fits(on: Sized) -> Note | None:
         "sequence_does_not_fit",
         f"one sequence of {on.asked.sequence_length} tokens keeps {gib(one)} beside {gib(state)} of state, "
         f"{on.kind.name} has {gib(on.memory_bytes)} a rank; shorten training.sequence_length to about "
-        f"{max(2, int(on.asked.sequence_length * (on.memory_bytes - state) / one))}, or use more nodes",
+        f"{max(2, int(on.asked.sequence_length * (on.memory_bytes - state) / one))}, or use more nodes{_recompute(on)}",
     )
 
 
@@ -189,18 +195,17 @@ def _micro_batch_fits(on: Sized) -> Note | None:
     return Note(
         "micro_batch_does_not_fit",
         f"training.micro_batch {given} {on.micro_batch}: it keeps {gib(on.activation_bytes(on.micro_batch))}, and "
-        f"{on.kind.name} has {gib(room)} beside the state; set it to {max(1, room // on.activation_bytes(1))} or less",
+        f"{on.kind.name} has {gib(room)} beside the state; set it to {max(1, room // on.activation_bytes(1))} or less"
+        f"{_recompute(on)}",
     )
 
 
-def _host(on: Sized) -> Note | None:
-    if on.host_need_bytes <= on.kind.memory_bytes:
-        return None
-    return Note(
-        "host_memory_too_small",
-        f"a node stages {gib(on.host_need_bytes)} for a save, {on.kind.name} has {gib(on.kind.memory_bytes)}; "
-        "use more nodes, or a type with more memory",
-    )
+def _recompute(on: Sized) -> str:
+    """Return what activation checkpointing would do for a request that does not ask for the most of it."""
+    if on.asked.checkpointing == "full":
+        return ""
+    kept = gib(on.activation_bytes(1, "full"))
+    return f"; training.activation_checkpointing full keeps {kept} a sequence instead of {gib(on.activation_bytes(1))}"
 
 
 def _disk(on: Sized) -> Note | None:
@@ -307,7 +312,6 @@ CHECKS: tuple[Callable[[Sized], Note | None], ...] = (
     _fewest_fit,
     _sequence_fits,
     _micro_batch_fits,
-    _host,
     _disk,
     _save_is_durable_in_time,
     _save_before_run_limit,
@@ -328,6 +332,17 @@ def _warn_notice(on: Sized) -> Note | None:
         "save_exceeds_notice",
         f"on {on.gang} a forced save takes about {length(save_s)}, and {NOTICE_USABLE_S:.0f} s of a spot notice can be "
         f"used: {risk} of training are at risk at each interruption; more nodes or a shorter interval lower it",
+    )
+
+
+def _warn_host(on: Sized) -> Note | None:
+    if on.host_need_bytes <= on.kind.memory_bytes:
+        return None
+    return Note(
+        "saves_stop_the_training",
+        f"on {on.gang} a save is staged in {gib(on.staged_bytes)} of host memory; that takes {gib(on.host_need_bytes)} "
+        f"with the rest, and {on.kind.name} has {gib(on.kind.memory_bytes)}: the training stands still during each "
+        "save; use more nodes, or a type with more memory",
     )
 
 
@@ -399,6 +414,7 @@ def _warn_deadline(on: Sized) -> Note | None:
 
 LOOKS: tuple[Callable[[Sized], Note | None], ...] = (
     _warn_notice,
+    _warn_host,
     _warn_interval,
     _warn_long_interval,
     _warn_precision,

@@ -20,7 +20,7 @@ class Refusal:
 REFUSALS: Mapping[str, Refusal] = {
     "unsupported_parallelism": Refusal(
         "Tensor, pipeline, context and expert parallelism are asked for",
-        "use data parallelism: training.parallel ddp, fsdp or auto",
+        "use data parallelism: training.parallel ddp, fsdp, hsdp or auto",
     ),
     "on_premises_refused": Refusal(
         "A gang of, or with, machines outside AWS is asked for",
@@ -174,6 +174,10 @@ REFUSALS: Mapping[str, Refusal] = {
         "A whole replica does not fit one GPU",
         "set training.parallel to fsdp or auto",
     ),
+    "hsdp_does_not_fit": Refusal(
+        "A whole replica does not fit the GPUs of one node",
+        "set training.parallel to fsdp or auto",
+    ),
     "model_does_not_fit": Refusal(
         "The model does not fit the gang even when sharded",
         "use more nodes, a type with more memory, or a smaller model",
@@ -189,10 +193,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "micro_batch_does_not_fit": Refusal(
         "The activations of one micro-batch do not fit beside the state",
         "set training.micro_batch lower",
-    ),
-    "host_memory_too_small": Refusal(
-        "A node's part of a save cannot be staged in its memory",
-        "use more nodes, or a type with more memory",
     ),
     "checkpoint_over_disk": Refusal(
         "A node's disk has no room for its part of three saves",
@@ -262,6 +262,7 @@ REFUSALS: Mapping[str, Refusal] = {
 
 WARNINGS: Mapping[str, str] = {
     "save_exceeds_notice": "A forced save does not fit a spot notice: what was trained since the last save is at risk",
+    "saves_stop_the_training": "A save cannot be staged in host memory, so the training stands still for it",
     "save_may_exceed_interval": "At usual rates a periodic save takes longer than its interval: saves will be skipped",
     "small_model_many_nodes": "A model below 1 billion parameters pays more for traffic between nodes than it gains",
     "bf16_on_cpu": "bf16 on a CPU is several times slower than fp32, unless it has AMX",

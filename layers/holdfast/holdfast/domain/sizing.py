@@ -17,7 +17,9 @@ from holdfast.domain.estimate import (
     activation_bytes,
     flops_per_token,
     pace,
+    parameters,
     save_bytes_per_node,
+    staged_bytes_per_node,
     state_bytes,
 )
 from job_contract.spec import ModelSpec
@@ -46,6 +48,8 @@ class PlanRequest:
     budget_usd: float | None = None
     finish_by_at: float | None = None
     own_image: bool = False
+    checkpointing: str = "none"
+    trained: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Sized:
         self.half = asked.precision == "bf16" or (asked.precision == "auto" and kind.gpus > 0)
         self.share = -(-asked.global_batch // self.ranks)
         self.micro_batch = min(asked.micro_batch or self.share, self.share)
-        self.save_bytes = save_bytes_per_node(asked.model, asked.nodes)
+        self.trained = parameters(asked.model) if asked.trained is None else asked.trained
+        self.save_bytes = save_bytes_per_node(self.trained, asked.nodes)
 
     @cached_property
     def zones(self) -> tuple[str, ...]:
@@ -115,19 +120,37 @@ class Sized:
         return self.kind.memory_bytes - min(HOST_RESERVE_BYTES, self.kind.memory_bytes // 4)
 
     def state_bytes(self, nodes: int) -> int:
-        return state_bytes(self.asked.model, self.parallel, nodes * self.kind.ranks, half=self.half)
+        sharing = self.kind.ranks * (1 if self.parallel == "hsdp" else nodes)
+        return self.shared_state_bytes(self.parallel, sharing)
 
-    def activation_bytes(self, sequences: int) -> int:
-        return activation_bytes(self.asked.model, self.asked.sequence_length, sequences, half=self.half)
+    def shared_state_bytes(self, parallel: str, ranks: int) -> int:
+        """Return what one of the ranks that share a replica holds."""
+        all_trained = self.asked.trained is None or self.asked.trained == parameters(self.asked.model)
+        trained = None if all_trained else self.trained
+        return state_bytes(self.asked.model, parallel, ranks, half=self.half, trained=trained)
+
+    def activation_bytes(self, sequences: int, checkpointing: str | None = None) -> int:
+        return activation_bytes(
+            self.asked.model,
+            self.asked.sequence_length,
+            sequences,
+            half=self.half,
+            checkpointing=checkpointing or self.asked.checkpointing,
+        )
 
     @property
     def memory_need_bytes(self) -> int:
         return self.state_bytes(self.asked.nodes) + self.activation_bytes(self.micro_batch)
 
     @property
+    def staged_bytes(self) -> int:
+        return staged_bytes_per_node(self.trained, self.parallel, self.asked.nodes)
+
+    @property
     def host_need_bytes(self) -> int:
-        """A GPU node stages its part of a save in host memory; without GPUs the state is there already."""
-        return self.save_bytes + HOST_RESERVE_BYTES if self.kind.gpus else 2 * self.save_bytes
+        """What a node needs so that saves are staged in host memory; without GPUs the training is there as well."""
+        reserve = min(HOST_RESERVE_BYTES, self.kind.memory_bytes // 4)
+        return self.staged_bytes + reserve + (0 if self.kind.gpus else self.memory_need_bytes)
 
     @property
     def disk_bytes(self) -> int:
@@ -238,11 +261,12 @@ class Sized:
             where,
             f"{need} of {there} a rank",
             f"{self.parallel}: {why}",
+            f"a node stages {gib(self.staged_bytes)} of a save in its memory, and has {gib(self.kind.memory_bytes)}",
         ]
 
     @property
     def _replica_bytes(self) -> int:
-        return state_bytes(self.asked.model, "ddp", 1, half=self.half) + self.activation_bytes(self.micro_batch)
+        return self.shared_state_bytes("ddp", 1) + self.activation_bytes(self.micro_batch)
 
 
 def gib(size_bytes: float) -> str:

@@ -126,16 +126,23 @@ def _refuse_foreign_places(request: JobRequest, bucket: str | None) -> None:
     for field, uri in places.items():
         if uri is not None:
             dataset_place(uri, field, bucket=bucket, team=request.team)
-    saves = {"training.init_from": request.training.init_from, "checkpoint.resume_from": request.checkpoint.resume_from}
+    saves = {
+        "training.init_from": _in_a_bucket(request.training.init_from),
+        "checkpoint.resume_from": request.checkpoint.resume_from,
+    }
     for field, uri in saves.items():
         if uri is not None:
             team_key(uri, field, bucket=bucket, team=request.team)
 
 
+def _in_a_bucket(uri: str | None) -> str | None:
+    return uri if uri is not None and uri.startswith("s3://") else None
+
+
 def _refuse_what_is_not_built(request: JobRequest) -> None:
     """The format has fields whose work comes with a later release: better refused than silently left out."""
     later = {
-        "training.init_from": request.training.init_from,
+        "training.init_from": _in_a_bucket(request.training.init_from),
         "checkpoint.resume_from": request.checkpoint.resume_from,
     }
     asked = [f"{name} = {value!r}" for name, value in later.items() if value is not None]

@@ -21,7 +21,16 @@ from holdfast.messages.refusal import Coded, printable, validated
 from holdfast.messages.unsupported import refuse_by_name
 from holdfast.messages.variables import one_of_each, plain_variables, secret_variables
 from job_contract.checkpoint_layout import job_prefix
-from job_contract.spec import CheckpointSpec, DataSpec, EvaluationSpec, ImageSpec, JobSpec, ModelSpec, TrainingSpec
+from job_contract.spec import (
+    CheckpointSpec,
+    DataSpec,
+    EvaluationSpec,
+    ImageSpec,
+    JobSpec,
+    LoraSpec,
+    ModelSpec,
+    TrainingSpec,
+)
 from job_contract.version import canonical_json, encode
 
 SCHEMA = "holdfast.job-request/1"
@@ -41,9 +50,11 @@ PRESETS: dict[str, ModelSpec] = {
     "tiny": ModelSpec(dim=128, layers=4, heads=4, kv_heads=2, ffn_dim=384, vocab=BYTE_VOCAB),
     "small": ModelSpec(dim=256, layers=4, heads=8, kv_heads=4, ffn_dim=768, vocab=BYTE_VOCAB),
     "125m": ModelSpec(dim=768, layers=12, heads=12, kv_heads=4, ffn_dim=2048, vocab=32_000),
-    # The sizes of TinyLlama 1.1B and of Llama 2 7B.
+    # The sizes of TinyLlama 1.1B and of Llama 2.
     "1b": ModelSpec(dim=2048, layers=22, heads=32, kv_heads=4, ffn_dim=5632, vocab=32_000),
     "7b": ModelSpec(dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=11_008, vocab=32_000),
+    "13b": ModelSpec(dim=5120, layers=40, heads=40, kv_heads=40, ffn_dim=13_824, vocab=32_000),
+    "70b": ModelSpec(dim=8192, layers=80, heads=64, kv_heads=8, ffn_dim=28_672, vocab=32_000),
 }
 SHELL_CHARACTERS = frozenset("`$;|&<>\\\"'")
 SIZES = ("dim", "layers", "heads", "kv_heads", "ffn_dim")
@@ -89,7 +100,7 @@ class _Part(BaseModel):
 class Model(_Part):
     """A Llama-like decoder: a preset, or all five sizes."""
 
-    preset: Literal["tiny", "small", "125m", "1b", "7b"] | None = Field(
+    preset: Literal["tiny", "small", "125m", "1b", "7b", "13b", "70b"] | None = Field(
         None, description=f"one of {', '.join(PRESETS)}"
     )
     dim: int | None = Field(None, ge=2, le=65_536, description="the model's width, a whole number from 2 to 65536")
@@ -107,6 +118,7 @@ class Model(_Part):
         le=1_048_576,
         description=f"tokens in the vocabulary, a whole number from {BYTE_VOCAB} to 1048576",
     )
+    dropout: float | None = Field(None, ge=0, lt=1, description="share of values dropped in training, 0 to below 1")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Model:
@@ -141,7 +153,8 @@ class Model(_Part):
     def as_spec(self) -> ModelSpec:
         """Return the sizes, those of the preset where one is named."""
         spec = PRESETS[self.preset] if self.preset else ModelSpec(**{name: getattr(self, name) for name in SIZES})
-        return spec if self.vocab is None else ModelSpec(**{**vars(spec), "vocab": self.vocab})
+        changed = {name: value for name in ("vocab", "dropout") if (value := getattr(self, name)) is not None}
+        return ModelSpec(**{**vars(spec), **changed})
 
 
 class Data(_Part):
@@ -190,6 +203,19 @@ class Evaluation(_Part):
         return self
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Lora(_Part):
+    """Adapters of low rank beside the frozen weights of the target matrices (LoRA, Hu et al. 2021)."""
+
+    rank: int = Field(8, ge=1, le=1_024, description="a whole number from 1 to 1024")
+    alpha: float = Field(16.0, gt=0, le=65_536, description="the adapters count alpha / rank times, above 0")
+    targets: Annotated[tuple[LoraTarget, ...], AfterValidator(_distinct)] = Field(
+        ("q_proj", "v_proj"), min_length=1, max_length=7, description="which matrices of each layer get one"
+    )
+
+
 class Training(_Part):
     """What is trained; `global_batch` counts sequences per optimizer step, all nodes together."""
 
@@ -209,7 +235,7 @@ class Training(_Part):
     )
     weight_decay: float = Field(0.1, ge=0, le=10, description="AdamW's weight decay, a number from 0 to 10")
     clip_norm: float = Field(1.0, gt=0, le=1_000_000, description="the largest gradient norm, a number above 0")
-    parallel: Literal["ddp", "fsdp", "auto"] = Field("auto", description="ddp, fsdp or auto")
+    parallel: Literal["ddp", "fsdp", "hsdp", "auto"] = Field("auto", description="ddp, fsdp, hsdp or auto")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto, fp32 or bf16")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="a whole number from 0 to 2**63 - 1")
     micro_batch: int | None = Field(
@@ -218,14 +244,38 @@ class Training(_Part):
     init_from: str | None = Field(
         None,
         max_length=1_024,
-        pattern=r"^s3://[a-z0-9.-]{3,63}/\S+$",
-        description="a save whose weights alone are the start, s3://bucket/key",
+        pattern=r"^(s3://[a-z0-9.-]{3,63}/\S+|file:///mnt(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+)$",
+        description="weights to start from in Hugging Face's Llama layout, a folder on the nodes: file:///mnt/folder",
     )
 
     evaluation: Evaluation | None = Field(None, description="data, every_steps, batches")
+    activation_checkpointing: Literal["none", "full", "selective"] | None = Field(
+        None, description="what is computed again in the backward pass to save memory: none, full or selective"
+    )
+    compile: bool | None = Field(None, description="whether each block is compiled; by default on GPUs only")
+    prefetch: int | None = Field(
+        None, ge=0, le=8, description="blocks gathered ahead with fsdp and hsdp, 0 to 8; by default 1 on GPUs"
+    )
+    reshard_after_forward: bool | None = Field(
+        None, description="whether gathered weights are freed between forward and backward; by default true"
+    )
+
+    trainable: Literal["all", "lora"] = Field("all", description="all, or lora: only adapters are trained and saved")
+    lora: Lora | None = Field(
+        None, description='with trainable "lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}'
+    )
+
+    @property
+    def lora_spec(self) -> LoraSpec | None:
+        """The adapters that are trained, None where everything is."""
+        if self.trainable == "all":
+            return None
+        return LoraSpec(**(self.lora or Lora()).model_dump())
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Training:
+        if self.lora is not None and self.trainable != "lora":
+            raise ValueError('training.lora is given and trainable is "all"; set trainable to "lora" or leave lora out')
         if self.warmup_steps > self.steps:
             raise ValueError(f"training.warmup_steps is {self.warmup_steps}, more than steps {self.steps}; lower it")
         if self.micro_batch is not None and self.micro_batch > self.global_batch:
@@ -494,11 +544,12 @@ def json_schema() -> dict[str, Any]:
 def _training_spec(
     training: Training, parallel: str | None, data: DataSpec | None, evaluation: EvaluationSpec | None
 ) -> TrainingSpec:
-    numbers = training.model_dump(exclude={"model", "data", "parallel", "evaluation"})
+    numbers = training.model_dump(exclude={"model", "data", "parallel", "evaluation", "trainable", "lora"})
     return TrainingSpec(
         model=training.model.as_spec(),
         data=data or _as_asked(training.data),
         evaluation=evaluation or (evaluation_spec(training.evaluation) if training.evaluation else None),
+        lora=training.lora_spec,
         # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
         parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.domain.estimate import trained_parameters
 from holdfast.domain.plan import Plan
 from holdfast.domain.sizing import PlanRequest
 from holdfast.messages.job_request import JobRequest, checkpoint_spec
@@ -38,6 +39,8 @@ def plan_request(request: JobRequest) -> PlanRequest:
         budget_usd=limits.budget_usd,
         finish_by_at=limits.finish_by_at,
         own_image=request.image is not None,
+        trained=trained_parameters(training.model.as_spec(), training.lora_spec),
+        checkpointing=training.activation_checkpointing or "none",
     )
 
 

@@ -27,11 +27,14 @@ A request is refused only by a fact, or by an estimate that is a bound; what is 
 |---|---|---|
 | parameters | from the sizes: untied embeddings, two norms a layer, no biases | everything below |
 | state | {e.STATE_BYTES} bytes a parameter: fp32 weight, gradient, AdamW's two moments (ZeRO, 2020, section 3.1). FSDP \
-divides it by the ranks and holds one gathered unit; DDP holds all of it, and the bf16 copy | refusals |
-| activations | per token and layer (6 dim + 2 kv_dim + 4 ffn_dim) elements, plus 8 bytes a vocabulary entry; no \
-recomputation, attention matrix never stored | refusals |
+divides it by the ranks, HSDP by those of one node, and both hold one gathered unit; DDP holds all of it, and the bf16 copy | refusals |
+| activations | per token and layer (6 dim + 2 kv_dim + 4 ffn_dim) elements, plus 8 bytes a vocabulary entry; \
+attention matrix never stored. With `activation_checkpointing` full only the layer's input (dim), with selective \
+(5 dim + 2 kv_dim + 2 ffn_dim) elements | refusals |
 | a save | {e.SAVED_BYTES} bytes a parameter, dealt out evenly over the nodes; {e.SAVES_ON_DISK} of them on each disk | \
 refusals |
+| host memory | what a node may have to write of a save, staged: with FSDP its part (a 70B model on 4 nodes: 207 GB), \
+with DDP and HSDP all of it; and 2 GiB for the system | `auto`; a warning that saves stop the training |
 | seconds of a save | at the network card's peak (bound), or at {e.NETWORK_USE:.0%} of its baseline (usual) | refusal; \
 warning |
 | shortest run | dense bf16 peak of the GPU x {e.BEST_USE:.0%} (more has never been published); a vCPU at \
@@ -40,8 +43,10 @@ warning |
 | spot notice | {e.NOTICE_USABLE_S:.0f} of its 120 s can be used for a save | a warning with the minutes at risk, never a \
 refusal |
 
-`training.parallel: auto` becomes DDP where a whole replica takes at most 80 % of a GPU on every type asked for, FSDP
-otherwise. Types are tried in the order of the request; zones by spot price. On-demand prices come from a dated file
+`training.parallel: auto` becomes DDP where a whole replica takes at most 80 % of a GPU on every type asked for; else HSDP
+(a replica a node, sharded inside) where one takes at most 80 % of a node's GPUs; FSDP otherwise. A mode with whole
+replicas is taken only where a copy of one fits the host's memory and three saves of it the disk. Any other value of
+`training.parallel` is kept. Types are tried in the order of the request; zones by spot price. On-demand prices come from a dated file
 (`adapters/on_demand_prices.json`, us-east-1); elsewhere, and for types that it lacks, they are unknown."""
 
 TEMPLATES = f"""## Templates and requests by reference

@@ -27,7 +27,7 @@ def refuse_by_name(message: Mapping[str, Any]) -> None:
         raise Rejected(
             "unsupported_parallelism",
             f"{field} asks for {name}: tensor, pipeline, context and expert parallelism are not done here; "
-            "set training.parallel to ddp, fsdp or auto",
+            "set training.parallel to ddp, fsdp, hsdp or auto",
         )
     for field, name in _wishes(message, ("", "fleet"), ON_PREMISES, ("fleet.market", "fleet.zones", "fleet.placement")):
         raise Rejected(
