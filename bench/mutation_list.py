@@ -780,7 +780,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    run.learner.set_step(run.step)",
         "    run.learner.set_step(0)",
         _tests("training_image/trainer/test_exact_resume",
-               "o23_a_training_killed_twice_has_the_rates_moments_and_counters_of_one_that_was_not"),
+               "o23_a_killed_training_has_the_rates_moments_and_counters_of_one_that_was_not"),
     ),
     # -- C5 ------------------------------------------------------------------------------------------------------------
     Mutation(

@@ -72,10 +72,8 @@ def after(losses: dict[int, float], step: int) -> dict[int, float]:
     return {at: loss for at, loss in losses.items() if at > step}
 
 
-def test_o23_a_training_killed_twice_has_the_rates_moments_and_counters_of_one_that_was_not(
-    tmp_path, corpus_dir, on_two
-):
-    """FSDP on two ranks; the first kill is inside the warm-up, the second after it. All is equal to the bit."""
+def test_o23_a_killed_training_has_the_rates_moments_and_counters_of_one_that_was_not(tmp_path, corpus_dir, on_two):
+    """FSDP on two ranks, resumed from a save inside the warm-up, killed after it, resumed again: equal to the bit."""
     bucket = copied(on_two.bucket, tmp_path / "resumed")
     bucket.committed = [bucket.pointer(SAVED_AT)]
     with started(
