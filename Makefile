@@ -28,7 +28,7 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install -q --no-deps -e .
 	@touch $@
 
-run: $(READY) ## the main job, live (NOTICE=all|event|metadata|none VICTIM=leader|other NODES=processes|containers), or SCENARIO=name|all
+run: $(READY) ## the main job, live (NOTICE=all|event|metadata|none VICTIM=leader|other NODES=processes|containers), or SCENARIO=name|all|failures
 ifdef SCENARIO
 	@$(BIN)/python -m local.scenarios $(SCENARIO)
 else
@@ -42,7 +42,7 @@ check: $(READY) ## lint, types and the fast tests, under 30 s
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not cloud and not ranks" tests/domain tests/application tests/messages tests/contract tests/architecture tests/template tests/docs
+	$(BIN)/python -m pytest -m "not cloud and not ranks and not searches" tests/domain tests/application tests/messages tests/contract tests/architecture tests/template tests/docs
 
 up: $(READY) ## keep an embedded cloud running, and say how to use it
 	@$(BIN)/python -m local.up

@@ -14,6 +14,7 @@ from bench.exploration.steps import Steps
 from bench.exploration.world import Broken, Budgets, a_world
 from bench.explore import BOUNDED, FAULT_STATES, UNDISTURBED, Scenario
 
+pytestmark = pytest.mark.searches
 QUICK_FAULTS = (
     "token in the row",
     "dispatch before close",

@@ -349,6 +349,8 @@ def test_report_brings_the_page_of_a_run_that_has_ended(cloud: Cloud, tmp_path: 
     boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=b"<html>")
     assert holdfast("report", JOB, "--out", str(tmp_path / "run.html")).exit_code == 0
     assert (tmp_path / "run.html").read_bytes() == b"<html>"
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=key.replace("html", "json"), Body=b'{"step": 3}')
+    assert told("report", JOB) == {"step": 3}
     nowhere = holdfast("report", JOB, "--out", str(tmp_path / "no" / "run.html"))
     assert nowhere.exit_code == 2 and "name another file with --out" in nowhere.output
 

@@ -10,7 +10,7 @@ from statelint.linter import Linter
 
 from holdfast.application.launch import READY_WAIT_S
 from holdfast.domain.notices import checkpoint_wait_s
-from holdfast.domain.obligations import answer_for
+from holdfast.domain.obligations import answers_for
 from holdfast.domain.placement import CALLS_AN_HOUR
 from holdfast.messages.job_request import Limits
 from job_contract.orders import Wait
@@ -230,7 +230,7 @@ def test_o15_a_wait_has_a_deadline_and_where_agents_are_at_work_a_heartbeat(name
 
 def test_o15_two_silences_are_noticed_within_a_notice_and_other_waits_are_short() -> None:
     job = b.a_running_job(run_s=86_400)
-    told = answer_for(job, Wait.READY, b.NOW)
+    told = answers_for(job, b.NOW).get(Wait.READY)
     assert told is not None
     assert 2 * told["heartbeat_s"] < 120
     assert told["run_s"] >= job.run_s

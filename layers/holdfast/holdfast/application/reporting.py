@@ -7,7 +7,7 @@ import json
 from holdfast.application.ports import Ports
 from holdfast.domain.report import run_report
 from holdfast.messages.report_page import report_page
-from holdfast.messages.result_message import REPORT_PAGE
+from holdfast.messages.result_message import REPORT_DATA, REPORT_PAGE
 from job_contract.checkpoint_layout import job_prefix
 
 
@@ -23,6 +23,6 @@ def write_report(job_id: str, ports: Ports) -> str | None:
     request = ports.store.request(job.id) or {"body": "{}"}
     steps = json.loads(request["body"]).get("training", {}).get("steps", job.step)
     report = run_report(job, ports.store.history(job.id), ports.reports.metrics(prefix), steps=steps)
-    ports.reports.put(f"{prefix}/report.json", "application/json", json.dumps(report).encode())
+    ports.reports.put(f"{prefix}/{REPORT_DATA}", "application/json", json.dumps(report).encode())
     ports.reports.put(f"{prefix}/{REPORT_PAGE}", "text/html; charset=utf-8", report_page(report).encode())
     return prefix

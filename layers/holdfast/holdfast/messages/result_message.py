@@ -14,7 +14,7 @@ from job_contract.checkpoint_layout import file_key, job_prefix
 
 SCHEMA = "holdfast.result/1"
 ECHOED_CHARACTERS = 128
-REPORT_PAGE = "report.html"
+REPORT_PAGE, REPORT_DATA = "report.html", "report.json"
 
 
 def result_message(job: Job, *, bucket: str) -> dict[str, Any]:
