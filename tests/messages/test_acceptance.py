@@ -33,7 +33,6 @@ def test_the_stored_body_is_read_back_to_the_same_order() -> None:
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [
-        ("training", "init_from", "s3://checkpoints/teams/research/x"),
         ("checkpoint", "resume_from", "s3://checkpoints/teams/research/x"),
     ],
 )
@@ -45,10 +44,11 @@ def test_what_is_not_built_yet_is_refused_by_its_field(part: str, field: str, va
     assert f"{part}.{field}" in caught.value.reason
 
 
-def test_weights_on_a_mount_of_the_nodes_are_passed_on() -> None:
-    request = {**SAMPLE, "training": {**SAMPLE["training"], "init_from": "file:///mnt/llama-7b"}}
+@pytest.mark.parametrize("uri", ["file:///mnt/llama-7b", "s3://checkpoints/teams/research/weights/llama-7b"])
+def test_weights_on_a_mount_of_the_nodes_or_of_the_team_are_passed_on(uri: str) -> None:
+    request = {**SAMPLE, "training": {**SAMPLE["training"], "init_from": uri}}
     accepted = read_acceptance(json.dumps(request), now=5.0, bucket="checkpoints")
-    assert accepted.asked.training.init_from == "file:///mnt/llama-7b"
+    assert accepted.asked.training.init_from == accepted.spec.training.init_from == uri
 
 
 def test_machines_are_asked_for_by_type_in_the_order_of_the_request() -> None:

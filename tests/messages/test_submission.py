@@ -101,7 +101,7 @@ MESSAGE_FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "reference_nested": ({"schema": "holdfast.job-request-ref/1", "uri": "s3://data/nested.json"}, ("itself",)),
     "reference_not_found": ({"schema": "holdfast.job-request-ref/1", "uri": "s3://data/none.json"}, ("none.json",)),
     "not_in_this_release": (
-        sample(training__init_from=f"s3://{BUCKET}/teams/research/jobs/x/saves/y"), ("training.init_from",),
+        sample(checkpoint__resume_from=f"s3://{BUCKET}/teams/research/jobs/x/saves/y"), ("checkpoint.resume_from",),
     ),
 }  # fmt: skip
 ELSEWHERE = {

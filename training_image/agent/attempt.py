@@ -29,6 +29,7 @@ from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
 from agent.shards import DATA, EVALUATION, Shards, place_of, visible_folder
+from agent.weights import WeightFiles, address_of
 from job_contract.checkpoint_layout import metrics_key, parse_save_name
 from job_contract.node_files import (
     Control,
@@ -114,7 +115,12 @@ class Attempt:
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
         evaluation = self.spec.training.evaluation
         asked = {DATA: self.spec.training.data, EVALUATION: evaluation.data if evaluation else DataSpec()}
-        self._shards = [self._make_shards(name, data) for name, data in asked.items() if data.uri]
+        self._shards: list[Shards | WeightFiles] = [
+            self._make_shards(name, data) for name, data in asked.items() if data.uri
+        ]
+        weights = address_of(self.spec.training, seen.orders.resume_from)
+        if weights:
+            self._shards.append(self._make_weights(weights))
 
     def start(self, *, free_port: Callable[[], None]) -> None:
         """The ranks run; `free_port` has been called just before. Raises OSError, SecretUnavailable."""
@@ -303,6 +309,16 @@ class Attempt:
             downloads=self._tools.pace.downloads,
             journal=self._journal,
             name=name,
+        )
+
+    def _make_weights(self, uri: str) -> WeightFiles:
+        return WeightFiles(
+            uri,
+            run_dir=self._run_dir,
+            root=self._tools.settings.root,
+            place=place_of(uri, self._tools.bucket),
+            downloads=self._tools.pace.downloads,
+            journal=self._journal,
         )
 
     def _write_control(self) -> None:

@@ -126,8 +126,8 @@ def _refuse(training: TrainingSpec) -> None:
     checks = {
         f"data.corpus is {data.corpus!r}; this image carries 'stdlib'": data.corpus == "stdlib" or data.uri is not None,
         "data.uri has no index_sha256 beside it": data.uri is None or data.index_sha256 is not None,
-        f"init_from is {training.init_from!r}; this image reads file:///folder": (
-            training.init_from is None or training.init_from.startswith("file:///")
+        f"init_from is {training.init_from!r}; this image reads file:///folder and s3://bucket/folder": (
+            training.init_from is None or training.init_from.startswith(("file:///", "s3://"))
         ),
         f"parallel is {training.parallel!r}; known are {', '.join(PARALLEL)}": training.parallel in PARALLEL,
         f"precision is {training.precision!r}; known are {', '.join(PRECISION)}": training.precision in PRECISION,

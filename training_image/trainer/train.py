@@ -14,7 +14,17 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from job_contract.node_files import ControlKind, JobFile, Outcome, RankProgress, write_message
+from job_contract.node_files import (
+    DAMAGED_DATA_FILE,
+    WEIGHTS_FOLDER,
+    ControlKind,
+    DamagedData,
+    JobFile,
+    Outcome,
+    RankProgress,
+    read_message,
+    write_message,
+)
 from job_contract.reports import FellBack
 from trainer import data
 from trainer.checkpoint import Saves
@@ -35,7 +45,7 @@ from trainer.restore import OrderedMeanwhile, Restore
 WARM_UP_STEPS = 2
 MOST_NON_FINITE_STEPS = 3
 # Seconds between looks for data that are on their way.
-DATA_LOOK_S = 0.1
+DATA_LOOK_S = WEIGHTS_LOOK_S = 0.1
 NO_ORDER = Order(generation=0, kind=ControlKind.NONE)
 
 
@@ -159,7 +169,7 @@ def load_weights(run: Run) -> None:
     show(run, "loading_weights")
     digest, fault = "", ""
     try:
-        weights = Weights(Path(unquote(urlsplit(uri).path)), config.model)
+        weights = Weights(weights_folder(run, uri), config.model)
         if run.ranks.rank % config.ranks_per_node == 0:
             digest = weights.digest()
         run.learner.start_from(weights)
@@ -170,6 +180,20 @@ def load_weights(run: Run) -> None:
         raise UserError(faults[0] if faults else f"init_from differs between the nodes: {', '.join(digests)}")
     run.base_sha256 = None if config.training.lora is None else digests[0]
     run.journal.event("weights_loaded", uri=uri, sha256=digests[0])
+
+
+def weights_folder(run: Run, uri: str) -> Path:
+    """Return where the weights can be read, once the agent has brought those of a bucket. Raises UserError."""
+    if not uri.startswith("s3://"):
+        return Path(unquote(urlsplit(uri).path))
+    brought = run.journal.run_dir / WEIGHTS_FOLDER
+    while not brought.exists():
+        damaged = read_message(run.journal.run_dir / DAMAGED_DATA_FILE, DamagedData)
+        if damaged is not None:
+            raise UserError(f"init_from: {damaged.file} in {uri}: {damaged.reason}")
+        run.pulse.beat("loading_weights")
+        time.sleep(WEIGHTS_LOOK_S)
+    return brought
 
 
 def loop(run: Run) -> Outcome:

@@ -7,6 +7,7 @@
     data/index.json, data/...    agent -> ranks: the data set's proved index and shards, in the job's corpus_dir
     data-needs/rank-<r>.json     rank -> agent: DataNeeds, the shards it reads now and next
     evaluation/..., evaluation-needs/...  the same for the data set of the evaluation
+    weights/                     agent -> ranks: the proved files of `init_from`, when it is an s3:// address
     damaged-data.json            agent -> ranks: DamagedData, what could not be brought as it was pinned
     saves/<save>/<files>         rank -> agent: the data files of a save, each complete once it has its name
     saves/<save>/rank-<r>.json   rank -> agent: RankSave, written when that rank's files are complete
@@ -38,6 +39,7 @@ from job_contract.version import decode, encode
 T = TypeVar("T")
 
 DAMAGED_DATA_FILE = "damaged-data.json"
+WEIGHTS_FOLDER = "weights"
 
 # Exit codes of a rank that ended on purpose without success; anything else is a crash.
 EXIT_CODES = {

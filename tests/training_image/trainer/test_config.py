@@ -79,7 +79,7 @@ def test_a_dataset_is_its_digest_wherever_it_lies_and_whatever_it_is_called():
         ({"activation_checkpointing": "some"}, "activation_checkpointing"),
         ({"prefetch": -1}, "prefetch"),
         ({"global_batch": 0}, "global_batch"),
-        ({"init_from": "s3://bucket/llama"}, "init_from"),
+        ({"init_from": "https://example.org/llama"}, "init_from"),
         ({"model": {"kv_heads": 3}}, "kv_heads"),
         ({"model": {"vocab": 100}}, "vocab"),
     ],

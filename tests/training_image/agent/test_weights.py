@@ -1,0 +1,118 @@
+"""What a training that starts from weights in a bucket gets: files proved by SHA256SUMS, or the damaged one named."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+from agent.cloud import Bucket
+from agent.journal import Journal
+from agent.shards import place_of
+from agent.weights import WeightFiles, address_of
+from job_contract.node_files import WEIGHTS_FOLDER
+from job_contract.spec import DataSpec, LoraSpec, ModelSpec, TrainingSpec
+
+URI = "s3://bucket/teams/research/llama"
+FILES = {"config.json": b"{}", "model-1.safetensors": b"one" * 100, "model-2.safetensors": b"two" * 100}
+MODEL = ModelSpec(dim=64, layers=1, heads=1, kv_heads=1, ffn_dim=64)
+TRAINING = TrainingSpec(
+    model=MODEL, data=DataSpec(corpus="stdlib"), steps=1, global_batch=1, sequence_length=8, learning_rate=0.1,
+    warmup_steps=0, seed=1, init_from=URI,
+)  # fmt: skip
+
+
+def sums(files):
+    return "".join(f"{hashlib.sha256(body).hexdigest()}  {name}\n" for name, body in files.items()).encode()
+
+
+@pytest.fixture
+def stored(s3):
+    """The folder in the bucket, with a file that no trainer reads."""
+    files = {**FILES, "README.md": b"hello"}
+    s3.objects |= {f"teams/research/llama/{name}": body for name, body in files.items()}
+    s3.objects["teams/research/llama/SHA256SUMS"] = sums(files)
+    return s3
+
+
+@pytest.fixture
+def make(tmp_path, stored):
+    def make(attempt=1):
+        run_dir = tmp_path / f"run-{attempt}"
+        run_dir.mkdir(exist_ok=True)
+        return WeightFiles(
+            URI, run_dir=run_dir, root=tmp_path, place=place_of(URI, Bucket(stored, "bucket")), downloads=2,
+            journal=Journal(tmp_path / "events.jsonl"),
+        )  # fmt: skip
+
+    return make
+
+
+def shown(tmp_path, attempt=1):
+    folder = tmp_path / f"run-{attempt}" / WEIGHTS_FOLDER
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else None
+
+
+def test_every_listed_file_is_there_before_a_rank_can_see_the_folder(make, tmp_path):
+    make().round()
+    assert shown(tmp_path) == {**FILES, "SHA256SUMS": sums({**FILES, "README.md": b"hello"})}
+
+
+def test_a_survivor_brings_nothing_twice(make, stored, tmp_path):
+    make().round()
+    for name in FILES:
+        stored.fail("get", name, "AccessDenied", 403, times=9)
+    make(attempt=2).round()
+    assert shown(tmp_path, 2) == shown(tmp_path, 1)
+
+
+def test_a_file_of_other_bytes_is_named_and_no_folder_is_shown(make, stored, tmp_path):
+    stored.objects["teams/research/llama/model-2.safetensors"] = b"twp" * 100
+    files = make()
+    files.round()
+    assert files.damaged is not None and files.damaged.file == "model-2.safetensors"
+    assert "SHA256SUMS says" in files.damaged.reason and shown(tmp_path) is None
+    assert json.loads((tmp_path / "run-1" / "damaged-data.json").read_text())["file"] == "model-2.safetensors"
+
+
+def test_a_bucket_that_does_not_answer_is_asked_again_and_not_blamed(make, stored, tmp_path):
+    stored.fail("get", "model-1.safetensors", "SlowDown", 503)
+    files = make()
+    files.round()
+    assert files.damaged is None and shown(tmp_path) is None
+    files.round()
+    assert shown(tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (None, "there is no such file"),
+        (b"nonsense\n", "not what sha256sum writes"),
+        (sums({"config.json": b"{}"}), "it lists no safetensors file"),
+        (sums({"../../etc/x.safetensors": b""}), "is not a plain file name"),
+        (sums({**FILES, "model-3.safetensors": b"x"}), "there is no such file"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_named_with_the_way_out(make, stored, listed, said):
+    if listed is None:
+        del stored.objects["teams/research/llama/SHA256SUMS"]
+    else:
+        stored.objects["teams/research/llama/SHA256SUMS"] = listed
+    files = make()
+    files.round()
+    assert files.damaged is not None and said in files.damaged.reason
+
+
+def test_a_folder_that_nodes_may_not_read_is_named_with_the_way_out(make, stored):
+    stored.fail("get", "SHA256SUMS", "AccessDenied", 403)
+    files = make()
+    files.round()
+    assert files.damaged is not None and "nodes may not read it" in files.damaged.reason
+
+
+def test_weights_are_brought_at_the_first_start_and_under_adapters_only():
+    assert address_of(TRAINING, None) == URI
+    assert address_of(TRAINING, "a save") is None
+    assert address_of(replace(TRAINING, lora=LoraSpec(rank=4, alpha=8.0, targets=("q_proj",))), "a save") == URI
+    assert address_of(replace(TRAINING, init_from="file:///mnt/llama"), None) is None
