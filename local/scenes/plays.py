@@ -388,6 +388,20 @@ def _retirement(instance: str, starts_at: float) -> dict[str, Any]:
     }
 
 
+def adapters(stage: Stage) -> None:
+    """Adapters are trained on weights that lie in the bucket, and one of two nodes is interrupted."""
+    weights = stage.put_weights("tiny-llama")
+    stage.submit(init_from=weights, trainable="lora", lora={"rank": 4, "alpha": 8})
+    stage.train_to(DISTURB_AT_STEP)
+    at = stage.cloud.interrupt(stage.members()[1], NOTICE_S)
+    stage.tell(f"spot notice of {NOTICE_S:g} s for {stage.members()[1]}")
+    job = stage.finish()
+    brought = [line for line in agent_lines(stage.cloud.root, stage.members()) if line["event"] == "weights_brought"]
+    stage.check("each node brought and proved the base", len(brought) >= 2 and job.attempt == 2, len(brought))
+    lost = stage.lost_steps()
+    stage.check(f"0 steps lost, training again after {stage.first_step_after(at, 2):g} s", lost == 0, lost)
+
+
 def framework(program: str) -> Play:
     """Return the play of a job that another framework trains: one of its two nodes is interrupted."""
 
@@ -425,6 +439,7 @@ SCENARIOS = (
     Scenario("pool-warning", ("r5a.large",), pool_warning),
     Scenario("budget-spent", ("m5dn.large",), budget_spent),
     Scenario("scheduled-event", ("r5d.large",), scheduled_event),
+    Scenario("adapters", ("c7a.large",), adapters),
     Scenario("hugging-face", ("r6a.large",), framework("examples.hugging_face")),
     Scenario("lightning", ("r5n.large",), framework("examples.lightning")),
     Scenario("hang", ("m5d.large",), hang, by_name_only=True),

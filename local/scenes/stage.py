@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
@@ -12,6 +13,9 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy
+from safetensors.numpy import save
 
 from holdfast.domain.job import Job
 from holdfast.messages.acceptance import read_acceptance
@@ -30,6 +34,8 @@ LOOK_S = 0.2
 END_S = 150.0
 TEAM = "scenarios"
 SHARD_TOKENS = 4096
+MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 128}
+VOCAB = 260
 """A block is a few seconds of training, so that a job of two minutes reads several."""
 
 INTERVAL_STEPS = 20
@@ -108,11 +114,14 @@ class Stage:
         steps: int = 90,
         interval_steps: int = INTERVAL_STEPS,
         program: str = "",
-        data: dict[str, Any] | None = None,
+        **training: Any,
     ) -> Job:
-        """A small training job is accepted; `program` is a module that its ranks run in place of the trainer."""
+        """A small training job is accepted; `program` is a module that its ranks run in place of the trainer.
+
+        `training` are fields of the request's training that take the place of the usual ones.
+        """
         body = request(self.name + self.part, self.types, nodes=nodes, steps=steps, interval_steps=interval_steps)
-        body["training"]["data"] = data or body["training"]["data"]
+        body["training"] |= training
         if program:
             # Nodes are processes here, so the image is this environment and its name is nobody's.
             body["image"] = {"uri": "local/frameworks", "command": [sys.executable, "-m", program]}
@@ -122,6 +131,15 @@ class Stage:
         self.theatre.stack.send_request(json.dumps(body))
         self.until("the job is accepted", lambda: self._table.load(self.job_id), within_s=30)
         return self.job()
+
+    def put_weights(self, name: str) -> str:
+        """Weights of the size that these jobs train lie in the team's part of the bucket; returns their address."""
+        bucket, prefix = self.theatre.stack.outputs["CheckpointBucketName"], f"teams/{TEAM}/weights/{name}"
+        files = tiny_llama()
+        listed = "".join(f"{hashlib.sha256(body).hexdigest()}  {file}\n" for file, body in files.items())
+        for file, body in {**files, "SHA256SUMS": listed.encode()}.items():
+            self.cloud.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/{file}", Body=body)
+        return f"s3://{bucket}/{prefix}"
 
     def register_dataset(self, name: str, inputs: list[Path]) -> str:
         """Text is a dataset in the team's part of the bucket, known as <name>@1; returns its digest."""
@@ -304,6 +322,30 @@ class Stage:
                 self.tell(in_words(event))
 
 
+def tiny_llama() -> dict[str, bytes]:
+    """Return config.json and one safetensors file of MODEL in Hugging Face's Llama layout, the weights drawn."""
+    dim, ffn, draw = MODEL["dim"], MODEL["ffn_dim"], numpy.random.default_rng(7)
+    kv = dim // MODEL["heads"] * MODEL["kv_heads"]
+    shapes = {"model.embed_tokens": (VOCAB, dim), "lm_head": (VOCAB, dim), "model.norm": (dim,)}
+    inside = {
+        "input_layernorm": (dim,), "post_attention_layernorm": (dim,), "self_attn.q_proj": (dim, dim),
+        "self_attn.k_proj": (kv, dim), "self_attn.v_proj": (kv, dim), "self_attn.o_proj": (dim, dim),
+        "mlp.gate_proj": (ffn, dim), "mlp.up_proj": (ffn, dim), "mlp.down_proj": (dim, ffn),
+    }  # fmt: skip
+    for layer in range(MODEL["layers"]):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in inside.items()}
+    tensors = {
+        f"{name}.weight": numpy.ones(shape, "f4") if len(shape) == 1 else draw.normal(0, 0.02, shape).astype("f4")
+        for name, shape in shapes.items()
+    }
+    config = {
+        "model_type": "llama", "hidden_size": dim, "num_hidden_layers": MODEL["layers"], "intermediate_size": ffn,
+        "num_attention_heads": MODEL["heads"], "num_key_value_heads": MODEL["kv_heads"], "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "hidden_act": "silu",
+    }  # fmt: skip
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(tensors)}
+
+
 def request(name: str, types: tuple[str, ...], *, nodes: int, steps: int, interval_steps: int) -> dict[str, Any]:
     """Return a request for a training so small that starting the ranks takes most of its time."""
     return {
@@ -312,7 +354,7 @@ def request(name: str, types: tuple[str, ...], *, nodes: int, steps: int, interv
         "team": TEAM,
         "dedup_id": name,
         "training": {
-            "model": {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 128},
+            "model": dict(MODEL),
             "data": {"corpus": "stdlib"},
             "steps": steps,
             "global_batch": 16,
