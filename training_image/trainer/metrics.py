@@ -9,7 +9,7 @@ from typing import Any
 
 from job_contract.node_files import RankProgress, write_message
 
-PROGRESS_EVERY_S = 0.2
+PROGRESS_EVERY_S = 0.5
 
 
 class Journal:
@@ -38,7 +38,7 @@ class Journal:
             self._append("evaluations.jsonl", {**line, "attempt": self.attempt, "at": time.time()})
 
     def progress(self, progress: RankProgress, *, always: bool = False) -> None:
-        """progress.json is at most 0.2 s behind; a new state is there at once. Only global rank 0 writes."""
+        """progress.json is at most half a second behind; a new state is there at once. Only global rank 0 writes."""
         shown, now = (progress.state, progress.started), time.monotonic()
         if self.rank == 0 and (always or shown != self._shown or now - self._shown_at >= PROGRESS_EVERY_S):
             self._shown, self._shown_at = shown, now
