@@ -241,19 +241,24 @@ class Shards:
         return _difference(stored, digest.hexdigest(), size)
 
     def _stream(self, file: str) -> Iterator[bytes]:
-        try:
-            for chunk in self._place.stream(file):
-                if self.loop.closed.is_set():
-                    raise NotAsPinned(file, "the attempt is over")
-                yield chunk
-        except Missing as error:
-            raise NotAsPinned(file, f"there is no such file ({error})") from error
-        except ClientError as error:
-            if error_code(error) in DENIED:
-                raise NotAsPinned(
-                    file, f"nodes may not read it ({error_code(error)}); name its bucket in the stack's DataBucketArns"
-                ) from error
-            raise
+        return streamed(self._place, file, self.loop)
+
+
+def streamed(place: Place, file: str, loop: Loop) -> Iterator[bytes]:
+    """Yield the bytes while `loop` runs. Raises NotAsPinned where asking again mends nothing, CLOUD_ERRORS."""
+    try:
+        for chunk in place.stream(file):
+            if loop.closed.is_set():
+                raise NotAsPinned(file, "the attempt is over")
+            yield chunk
+    except Missing as error:
+        raise NotAsPinned(file, f"there is no such file ({error})") from error
+    except ClientError as error:
+        if error_code(error) in DENIED:
+            raise NotAsPinned(
+                file, f"nodes may not read it ({error_code(error)}); name its bucket in the stack's DataBucketArns"
+            ) from error
+        raise
 
 
 def visible_folder(run_dir: Path) -> Path:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from botocore.exceptions import ClientError
-
-from agent.cloud import CLOUD_ERRORS, Missing, error_code
+from agent.cloud import CLOUD_ERRORS, error_code
 from agent.files import plain_name, sha256_of
 from agent.journal import Journal
-from agent.shards import DENIED, NotAsPinned, Place
+from agent.shards import NotAsPinned, Place, streamed
 from agent.threads import Loop
 from job_contract.node_files import DAMAGED_DATA_FILE, WEIGHTS_FOLDER, DamagedData, write_message
 from job_contract.spec import TrainingSpec
@@ -72,7 +69,11 @@ class WeightFiles:
 
     def _sums(self) -> dict[str, str]:
         """Return the digest by file of what the trainer reads. Raises NotAsPinned for a list that cannot be used."""
-        raw = b"".join(self._stream(SUMS_FILE, limit=SUMS_LIMIT_BYTES))
+        raw = b""
+        for chunk in streamed(self._place, SUMS_FILE, self.loop):
+            raw += chunk
+            if len(raw) > SUMS_LIMIT_BYTES:
+                raise NotAsPinned(SUMS_FILE, f"it has more than {SUMS_LIMIT_BYTES} bytes")
         (self.store / SUMS_FILE).write_bytes(raw)
         pairs = [line.split(maxsplit=1) for line in raw.decode(errors="replace").splitlines() if line.strip()]
         if any(len(pair) != 2 for pair in pairs):
@@ -103,26 +104,7 @@ class WeightFiles:
     def _download(self, name: str, draft: Path) -> str:
         digest = hashlib.sha256()
         with draft.open("wb") as file:
-            for chunk in self._stream(name):
+            for chunk in streamed(self._place, name, self.loop):
                 digest.update(chunk)
                 file.write(chunk)
         return digest.hexdigest()
-
-    def _stream(self, name: str, limit: int | None = None) -> Iterator[bytes]:
-        size = 0
-        try:
-            for chunk in self._place.stream(name):
-                size += len(chunk)
-                if self.loop.closed.is_set():
-                    raise NotAsPinned(name, "the attempt is over")
-                if limit is not None and size > limit:
-                    raise NotAsPinned(name, f"it has more than {limit} bytes")
-                yield chunk
-        except Missing as error:
-            raise NotAsPinned(name, f"there is no such file ({error})") from error
-        except ClientError as error:
-            if error_code(error) in DENIED:
-                raise NotAsPinned(
-                    name, f"nodes may not read it ({error_code(error)}); name its bucket in the stack's DataBucketArns"
-                ) from error
-            raise
