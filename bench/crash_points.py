@@ -346,7 +346,7 @@ def _requests_not_deduplicated() -> Iterator[None]:
 
     with (
         mock.patch.object(_job_table(), "_put", always),
-        mock.patch.object(intake, "_known", lambda *_: False),
+        mock.patch.object(intake, "accepted_before", lambda *_: False),
     ):
         yield
 

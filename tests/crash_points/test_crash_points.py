@@ -40,3 +40,9 @@ def test_the_same_story_passes_the_same_points() -> None:
 def test_a_damaged_supervisor_is_found(damage: str, broken: str) -> None:
     assert damage in DAMAGES
     assert broken in found_by(damage)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_a_damage_replaces_is_still_there(damage: str) -> None:
+    with DAMAGES[damage]():
+        pass
