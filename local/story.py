@@ -23,6 +23,8 @@ from typing import Any
 from bench.table import show
 from holdfast.domain.job import Job
 from holdfast.messages.acceptance import read_acceptance
+from holdfast.messages.result_message import REPORT_DATA, REPORT_PAGE
+from job_contract.checkpoint_layout import job_prefix
 from job_contract.version import plain
 from local.cloud import Cloud
 from local.image import Image, NoContainers, mounted
@@ -38,6 +40,7 @@ INTERRUPT_AT_STEP = 32
 GIVE_UP_S = 240.0
 LOOK_S = 0.2
 PROGRESS_LINE_S = 2.0
+REPORT_S = 15.0
 
 
 class Story:
@@ -100,6 +103,7 @@ class Story:
         job = self._watch(stack, job_id)
         results = self._results(stack)
         self._wait_for_the_end_of_all_instances(cloud)
+        self._bring_report(stack, job)
         rows = cloud.client("dynamodb").scan(TableName=stack.outputs["JobsTableName"], ConsistentRead=True)["Items"]
         return {
             "job": plain(job),
@@ -155,6 +159,22 @@ class Story:
                 found.append(result)
                 self._tell("result", f"on the result queue: {result['id']}, {result['phase']}")
         return found
+
+    def _bring_report(self, stack: Stack, job: Job) -> None:
+        """report.json and report.html lie in the folder; they follow the end of the job, and miss where they don't."""
+        s3, give_up_at = stack.cloud.client("s3"), time.monotonic() + REPORT_S
+        for name in (REPORT_DATA, REPORT_PAGE):
+            place = {
+                "Bucket": stack.outputs["CheckpointBucketName"],
+                "Key": f"{job_prefix(job.team, job.id)}/{name}",
+            }
+            while not (self.folder / name).exists() and time.monotonic() < give_up_at:
+                try:
+                    (self.folder / name).write_bytes(s3.get_object(**place)["Body"].read())
+                except s3.exceptions.NoSuchKey:
+                    time.sleep(LOOK_S)
+        if (self.folder / REPORT_PAGE).exists():
+            self._tell("report", f"the page of the run: {self.folder / REPORT_PAGE}")
 
     def _wait_for_the_end_of_all_instances(self, cloud: Cloud) -> None:
         give_up_at = time.monotonic() + 15

@@ -91,6 +91,16 @@ def test_a_step_that_was_trained_twice_or_never_is_counted(told: tuple[Path, dic
     assert summarize(record)["lost_steps"] == summary["lost_steps"] + 2
 
 
+def test_the_report_of_the_run_tells_what_the_nodes_did(told: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = told
+    report = json.loads((folder / "report.json").read_text())
+    trained = {line["step"]: line for line in lines(folder, "metrics")}
+    assert [one["step"] for one in report["curve"]] == sorted(trained)
+    assert (report["step"], report["tokens"]) == (len(trained), sum(line["tokens"] for line in trained.values()))
+    assert [one["attempt"] for one in report["attempts"]] == [1, 2] and len(report["interruptions"]) >= 1
+    assert "<svg" in (folder / "report.html").read_text()
+
+
 def test_nothing_was_left_running(told: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = told
     nodes = [path.name for path in (folder / "nodes").iterdir()]
