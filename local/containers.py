@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 METADATA_ADDRESS = ("169.254.169.254", 80)
-STATE = "/var/lib/holdfast"
 _NETWORK = "10.79.{}.{}"
 _PREFIX_LENGTH = 16
 _NAMESPACES = Path("/run/netns")
@@ -44,7 +43,7 @@ class Network:
     """The bridge of one cloud, and the namespaces of its nodes. `remove` ends them all, also from another process."""
 
     def __init__(self, cloud_id: str, image_root: str, cloud_port: int) -> None:
-        self._cloud_id, self._image_root, self._cloud_port = cloud_id, image_root, cloud_port
+        self._image_root, self._cloud_port = image_root, cloud_port
         self._bridge = f"hf{cloud_id[:10]}"
         self._number = 0
         _ip("link", "add", self._bridge, "type", "bridge")

@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from holdfast.adapters.items import from_item, to_item
 from holdfast.adapters.job_table import JobTable
+from holdfast.application.reporting import asked_steps
 from holdfast.domain.job import Job
 from holdfast.domain.ownership import Node
 from holdfast_cli.errors import UserError
@@ -121,7 +122,7 @@ class Stack:
         fleet = self.table.intent(job.fleet) if job.fleet and job.attempt_open else None
         nodes = self.table.nodes(fleet.instances) if fleet and fleet.instances else []
         mine = tuple(sorted((node for node in nodes if node.attempt == job.attempt), key=lambda node: node.instance))
-        return Sight(job=job, steps=_steps(self.table.request(job_id)), nodes=mine)
+        return Sight(job=job, steps=asked_steps(self.table.request(job_id)), nodes=mine)
 
     def _batch(self, ids: list[str]) -> list[dict[str, Any]]:
         name = self.output("JobsTableName")
@@ -168,10 +169,3 @@ def _from_cloudformation(stack: str) -> Mapping[str, str]:
 
 def _no_stack(stack: str, region: str) -> str:
     return f"there is no stack {stack!r} in {region}; name yours with --stack or HOLDFAST_STACK, or set AWS_REGION"
-
-
-def _steps(request: Mapping[str, Any] | None) -> int | None:
-    if request is None:
-        return None
-    steps = json.loads(request["body"]).get("training", {}).get("steps")
-    return steps if isinstance(steps, int) else None

@@ -68,6 +68,14 @@ def test_a_save_that_several_nodes_told_of_is_listed_once_and_says_that_it_was_o
     assert [(one["step"], one["final"]) for one in a_report([])["checkpoints"]] == [(4, False), (6, True)]
 
 
+def test_a_loss_that_shows_twice_is_one_interruption_and_both_are_listed() -> None:
+    report = a_report([], [*HISTORY, an_event("fleet_lost", at=NOW + 33, cause="state change")], interruptions=1)
+    assert (report["interruptions"], [one["kind"] for one in report["troubles"]]) == (
+        1,
+        ["interruption_noticed", "fleet_lost"],
+    )
+
+
 def test_each_attempt_says_where_it_ran_and_from_which_step_it_went_on() -> None:
     first, second = a_report([])["attempts"]
     assert (first["instance_type"], first["trains_at"] - first["started_at"], first["why"]) == (

@@ -97,7 +97,8 @@ def test_the_report_of_the_run_tells_what_the_nodes_did(told: tuple[Path, dict[s
     trained = {line["step"]: line for line in lines(folder, "metrics")}
     assert [one["step"] for one in report["curve"]] == sorted(trained)
     assert (report["step"], report["tokens"]) == (len(trained), sum(line["tokens"] for line in trained.values()))
-    assert [one["attempt"] for one in report["attempts"]] == [1, 2] and len(report["interruptions"]) >= 1
+    assert [one["attempt"] for one in report["attempts"]] == [1, 2] and report["interruptions"] == 1
+    assert "interruption_noticed" in {one["kind"] for one in report["troubles"]}
     assert "<svg" in (folder / "report.html").read_text()
 
 

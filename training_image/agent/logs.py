@@ -17,6 +17,7 @@ from agent.threads import Loop
 
 TAIL_BYTES = 256 << 10
 MOST_LINES = 2_000
+MEASURED = ("step", "attempt", "loss", "at")
 TRIES = 3
 RETRY_S = 1.0
 
@@ -47,7 +48,7 @@ def curve(run_dir: Path) -> bytes:
     """Return what rank 0 measured, as lines of JSON: metrics gathered into at most MOST_LINES, and the evaluations.
 
     A gathered line has the last step and the mean loss of the `steps` steps that it stands for, and the sums of their
-    tokens and seconds. What is still being written is left out.
+    tokens and seconds. What is still being written is left out, and what a program of the user's own wrote otherwise.
     """
     steps = _lines(run_dir / "metrics.jsonl")
     size = -(-len(steps) // MOST_LINES) or 1
@@ -70,8 +71,20 @@ def _gathered(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
-    with file.open() as stream:
-        return [json.loads(line) for line in stream if line.endswith("\n")]
+    with file.open(errors="replace") as stream:
+        return [found for line in stream if line.endswith("\n") and (found := _measured(line)) is not None]
+
+
+def _measured(text: str) -> dict[str, Any] | None:
+    """Return the line; None when it does not say step, attempt, loss and time in numbers."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(line, dict):
+        return None
+    told = [line.get(name) for name in MEASURED] + [line.get(name, 0) for name in ("tokens", "seconds")]
+    return line if all(isinstance(value, (int, float)) for value in told) else None
 
 
 class TailShipper:

@@ -111,6 +111,21 @@ def test_a_long_curve_is_gathered_and_its_sums_and_ends_stay(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[1]",
+        '{"epoch": 1}',
+        '{"step": "1", "attempt": 1, "loss": 2, "at": 3}',
+        '{"step": 1, "attempt": 1, "loss": 2, "at": 3, "tokens": "8"}',
+    ],
+)
+def test_a_line_that_a_program_of_the_users_own_wrote_otherwise_is_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{json.dumps(a_step(7))}\n")
+    assert [json.loads(one)["step"] for one in curve(tmp_path).splitlines()] == [7]
+
+
 def test_before_the_first_step_there_is_an_empty_curve(tmp_path):
     assert curve(tmp_path) == b""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from holdfast.application.ports import Ports
 from holdfast.domain.report import run_report
@@ -20,9 +22,17 @@ def write_report(job_id: str, ports: Ports) -> str | None:
     if job is None or not job.over:
         return None
     prefix = job_prefix(job.team, job.id)
-    request = ports.store.request(job.id) or {"body": "{}"}
-    steps = json.loads(request["body"]).get("training", {}).get("steps", job.step)
-    report = run_report(job, ports.store.history(job.id), ports.reports.metrics(prefix), steps=steps)
+    steps = asked_steps(ports.store.request(job.id))
+    metrics = ports.reports.metrics(prefix)
+    report = run_report(job, ports.store.history(job.id), metrics, steps=job.step if steps is None else steps)
     ports.reports.put(f"{prefix}/{REPORT_DATA}", "application/json", json.dumps(report).encode())
     ports.reports.put(f"{prefix}/{REPORT_PAGE}", "text/html; charset=utf-8", report_page(report).encode())
     return prefix
+
+
+def asked_steps(request: Mapping[str, Any] | None) -> int | None:
+    """Return the optimizer steps that an accepted request asks for, None where that is not known."""
+    if request is None:
+        return None
+    steps = json.loads(request["body"]).get("training", {}).get("steps")
+    return steps if isinstance(steps, int) else None

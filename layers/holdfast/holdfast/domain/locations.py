@@ -38,11 +38,13 @@ def team_key(uri: str, field: str, *, bucket: str | None, team: str) -> str:
     """
     named, key = split_uri(uri, field)
     if bucket is not None and named != bucket:
-        raise Rejected("bucket_not_ours", f"{field} is in bucket {named!r}; saves of this stack are in {bucket!r}")
+        raise Rejected(
+            "bucket_not_ours", f"{field} is in bucket {named!r}; it has to lie in the stack's own, {bucket!r}"
+        )
     own = f"teams/{team}/"
     if not key.startswith(own):
         raise Rejected(
-            "path_outside_team", f"{field} is {uri!r}, outside s3://{named}/{own}; name a save of team {team}"
+            "path_outside_team", f"{field} is {uri!r}, outside s3://{named}/{own}; name what is there, of team {team}"
         )
     return key
 

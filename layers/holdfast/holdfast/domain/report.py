@@ -14,7 +14,8 @@ SCHEMA = "holdfast.report/1"
 MOST_POINTS = 500
 """Points of each curve; more would not be seen on a page."""
 
-INTERRUPTIONS = frozenset({"interruption_noticed", "fleet_lost", "failed", "move_planned"})
+TROUBLES = frozenset({"interruption_noticed", "fleet_lost", "failed", "move_planned"})
+"""One loss may show as several of them; `interruptions` counts it once, as the result does."""
 STARTS = {"attempt_started": "started_at", "fleet_bought": "bought_at", "all_ready": "ready_at"}
 
 History = Sequence[Mapping[str, Any]]
@@ -45,7 +46,8 @@ def run_report(job: Job, history: History, metrics: Iterable[Mapping[str, Any]],
         "submitted_at": job.submitted_at,
         "ended_at": ended_at,
         "attempts": attempts(history),
-        "interruptions": [interruption(one) for one in history if one["kind"] in INTERRUPTIONS],
+        "interruptions": job.interruptions,
+        "troubles": [trouble(one) for one in history if one["kind"] in TROUBLES],
         "checkpoints": checkpoints(history),
         "lost_steps": job.lost_steps,
         "node_seconds": job.node_seconds,
@@ -110,7 +112,7 @@ def attempts(history: History) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def interruption(one: Mapping[str, Any]) -> dict[str, Any]:
+def trouble(one: Mapping[str, Any]) -> dict[str, Any]:
     detail = one["detail"]
     what = detail.get("reason") or detail.get("failure") or one["cause"]
     return {"at": one["at"], "attempt": one["attempt"], "kind": one["kind"], "cause": one["cause"], "what": what}

@@ -53,8 +53,8 @@ def report_page(report: Mapping[str, Any]) -> str:
     sections += [
         "<h2>Attempts</h2>",
         _table(("Attempt", "Where", "Started (UTC)", "To training", "From step", "Closed by"), _attempts(report)),
-        "<h2>Interruptions</h2>",
-        _table(("When (UTC)", "Attempt", "What"), _interruptions(report), empty="None."),
+        "<h2>Interruptions and failures</h2>",
+        _table(("When (UTC)", "Attempt", "What"), _troubles(report), empty="None."),
         "<h2>Checkpoints</h2>",
         _table(("Committed (UTC)", "Step", "Save", ""), _checkpoints(report), empty="None was committed."),
     ]
@@ -144,7 +144,7 @@ def _facts(report: Mapping[str, Any]) -> str:
         "Steps": f"{report['step']:,} of {report['steps']:,}",
         "Took": _length(report["ended_at"] - report["submitted_at"]),
         "Attempts": f"{len(report['attempts'])}",
-        "Interruptions": f"{len(report['interruptions'])}",
+        "Interruptions": f"{report['interruptions']}",
         "Steps lost": f"{report['lost_steps']:,}",
         "Tokens": f"{report['tokens']:,}",
         "Node time": _length(report["node_seconds"]),
@@ -171,8 +171,8 @@ def _attempts(report: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
         )
 
 
-def _interruptions(report: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
-    for one in report["interruptions"]:
+def _troubles(report: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+    for one in report["troubles"]:
         kind = one["kind"].replace("_", " ")
         yield _time(one["at"]), str(one["attempt"]), f"{kind}: {one['what']}" if one["what"] else kind
 
