@@ -115,19 +115,19 @@ class Attempt:
         self.saves, self._fetch = self._make_saves(), self._make_fetch()
         evaluation = self.spec.training.evaluation
         asked = {DATA: self.spec.training.data, EVALUATION: evaluation.data if evaluation else DataSpec()}
-        self._shards: list[Shards | WeightFiles] = [
+        self._sources: list[Shards | WeightFiles] = [
             self._make_shards(name, data) for name, data in asked.items() if data.uri
         ]
         weights = address_of(self.spec.training, seen.orders.resume_from)
         if weights:
-            self._shards.append(self._make_weights(weights))
+            self._sources.append(self._make_weights(weights))
 
     def start(self, *, free_port: Callable[[], None]) -> None:
         """The ranks run; `free_port` has been called just before. Raises OSError, SecretUnavailable."""
         self.saves.loop.start()
         self._fetch.loop.start()
-        for shards in self._shards:
-            shards.loop.start()
+        for source in self._sources:
+            source.loop.start()
         image = self.spec.image
         command = image.command if image and image.command else self._tools.settings.command
         self._secrets = resolve(self.spec.secrets or {}, self._tools.secrets)
@@ -237,8 +237,8 @@ class Attempt:
         self.state = State.OVER
         self.saves.loop.close()
         self._fetch.loop.close()
-        for shards in self._shards:
-            shards.loop.close()
+        for source in self._sources:
+            source.loop.close()
         self._end_ranks()
         self.saves.loop.close(wait_s=self._tools.pace.rank_end_s)
 
@@ -441,9 +441,9 @@ class Attempt:
             return None
 
     def _fail(self, crash: Crash) -> None:
-        damaged = next((shards.damaged for shards in self._shards if shards.damaged), None)
-        if damaged and crash.failure == "user_error":
-            crash = replace(crash, reason=f"data: {damaged.file}: {damaged.reason}")
+        source = next((source for source in self._sources if source.damaged), None)
+        if source and source.damaged and crash.failure == "user_error":
+            crash = replace(crash, reason=f"{source.field}: {source.damaged.file}: {source.damaged.reason}")
         tail = without(self.ranks.log_tail(crash.rank), self._secrets)
         if crash.failure == "network":
             peers = silent_peers(tail, self.roster, self.node_rank) or ("a node that it does not name",)

@@ -92,8 +92,10 @@ class Shards:
     """Serves one attempt's ranks here. A place that does not answer is asked again; one that lies is named.
 
     `store` outlives the attempt, so that a survivor brings nothing twice; `visible` is this attempt's, and a file is
-    in it only after its size and sha256 were proved in this attempt.
+    in it only after its size and sha256 were proved in this attempt. `field` is what of the request names it.
     """
+
+    field = "data"
 
     def __init__(
         self,

@@ -36,6 +36,8 @@ class WeightFiles:
     Once every file is proved the run directory has WEIGHTS_FOLDER; a file that is missing or differs is `damaged`.
     """
 
+    field = "init_from"
+
     def __init__(self, uri: str, *, run_dir: Path, root: Path, place: Place, downloads: int, journal: Journal) -> None:
         self.store = root / "weights" / hashlib.sha256(uri.encode()).hexdigest()[:16]
         self._run_dir, self._place, self._downloads, self._journal = run_dir, place, downloads, journal

@@ -116,3 +116,13 @@ def test_weights_are_brought_at_the_first_start_and_under_adapters_only():
     assert address_of(TRAINING, "a save") is None
     assert address_of(replace(TRAINING, lora=LoraSpec(rank=4, alpha=8.0, targets=("q_proj",))), "a save") == URI
     assert address_of(replace(TRAINING, init_from="file:///mnt/llama"), None) is None
+
+
+def test_the_node_says_which_file_of_the_weights_was_damaged(start_node, play, stored):
+    del stored.objects["teams/research/llama/SHA256SUMS"]
+    spec, node = play.spec("needs-data"), start_node()
+    spec = replace(spec, training=replace(spec.training, init_from=URI))
+    node.orders.value = play.seen("run", 1, spec=spec)
+    report = node.wait_for("failed")
+    assert report.failure == "user_error"
+    assert report.reason.startswith("init_from: SHA256SUMS: there is no such file")
