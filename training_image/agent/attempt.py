@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ from agent.kernel import KernelLog
 from agent.logs import Follower, curve, log_key, tails
 from agent.network import carrier, silent_peers
 from agent.orders import Seen
-from agent.ranks import Crash, Ranks, Seats, worst
+from agent.ranks import Crash, Ranks, Seats, crash_of, worst
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
@@ -106,6 +106,8 @@ class Attempt:
         self._progress: RankProgress | None = None
         self._asked: str | None = None
         self._bad_since: float | None = None
+        self._told: dict[int, Outcome] = {}
+        self._told_at = 0.0
         self._started = False
         self._secrets: dict[str, str] = {}
         self._next_look_at = self._next_progress_at = self._next_hang_look_at = 0.0
@@ -384,7 +386,7 @@ class Attempt:
         if now < self._next_hang_look_at or self.state not in (State.RUNNING, State.DRAINING):
             return
         self._next_hang_look_at = now + self._tools.pace.progress_look_s
-        hang = self._watch.look(self.ranks.pids())
+        hang = self._watch.look({rank: pid for rank, pid in self.ranks.pids().items() if rank not in self._told})
         if hang is not None:
             self.ranks.dump_stacks(within_s=self._tools.pace.stacks_s)
             self._fail(Crash(failure="hang", reason=hang.reason, rank=hang.pulse.rank))
@@ -399,32 +401,45 @@ class Attempt:
         )
 
     def _look_at_ranks(self) -> None:
-        codes = self.ranks.codes()
-        now = self._tools.clock()
-        if any(codes.values()):
+        """An outcome is a rank's last word: how its process then ends, or that it does not, is no failure of the job.
+
+        Frameworks abort or hang in their own teardown, after the training is whole and its last save written.
+        """
+        codes, now = self.ranks.codes(), self._tools.clock()
+        for rank in self._seats.ranks:
+            if rank not in self._told and (outcome := self._read_outcome(rank)):
+                self._told[rank], self._told_at = outcome, now
+        failed = {rank: code for rank, code in codes.items() if code and rank not in self._told}
+        if failed:
             # The rank that failed first need not be the first to be gone; the others get a moment to say why.
             self._bad_since = self._bad_since or now
             if None not in codes.values() or now - self._bad_since >= self._tools.pace.exits_settle_s:
-                crash = worst(codes)
+                crash = worst(failed)
                 assert crash is not None
                 self._fail(crash)
         elif None not in codes.values():
-            self._ended_well()
+            self._ended_well(codes)
+        elif len(self._told) == len(codes) and now - self._told_at >= self._tools.pace.last_exit_s:
+            self._end_ranks()
+            self._ended_well(codes)
 
-    def _ended_well(self) -> None:
-        outcomes = {
-            rank: self._read(self._run_dir / "outcome" / f"rank-{rank}.json", Outcome) for rank in self._seats.ranks
-        }
-        mute = next((rank for rank, outcome in outcomes.items() if outcome is None), None)
+    def _read_outcome(self, rank: int) -> Outcome | None:
+        return self._read(self._run_dir / "outcome" / f"rank-{rank}.json", Outcome)
+
+    def _ended_well(self, codes: Mapping[int, int | None]) -> None:
+        mute = next((rank for rank in self._seats.ranks if rank not in self._told), None)
         if mute is not None:
             self._fail(
                 Crash(failure="crash", reason=f"rank {mute} ended with 0 and no outcome", rank=mute, exit_code=0)
             )
             return
+        for rank, code in codes.items():
+            if code != 0:
+                how = f"rank {rank} never ended" if code is None else crash_of(rank, code).reason
+                self._journal.note("bad_exit_after_outcome", rank=rank, exit_code=code, reason=how)
         self._look_at_last_progress()
-        self._outcome = outcomes[self._seats.ranks[0]]
-        assert self._outcome is not None
-        self._journal.note("outcome", outcome=self._outcome.outcome, step=self._outcome.step, save=self._outcome.save)
+        outcome = self._outcome = self._told[self._seats.ranks[0]]
+        self._journal.note("outcome", outcome=outcome.outcome, step=outcome.step, save=outcome.save)
         self.state = State.UPLOADING
 
     def _look_at_last_progress(self) -> None:

@@ -44,13 +44,13 @@ class HangWatch:
         self._seen: dict[int, tuple[RankPulse, float]] = {}
 
     def look(self, pids: Mapping[int, int]) -> Hang | None:
-        """Return the hang of a rank whose bound has passed, None while all are within theirs."""
+        """Return the hang of a rank of `pids` whose bound has passed, None while all of them are within theirs."""
         now = self._clock()
         self._read(now)
-        overdue = [rank for rank, (pulse, at) in self._seen.items() if now - at > pulse.bound_s]
+        overdue = [rank for rank, (pulse, at) in self._seen.items() if rank in pids and now - at > pulse.bound_s]
         if not overdue:
             return None
-        stopped = [rank for rank in overdue if rank in pids and state_of(pids[rank]) in STOPPED]
+        stopped = [rank for rank in overdue if state_of(pids[rank]) in STOPPED]
         suspect = (stopped or sorted(overdue, key=lambda rank: self._seen[rank][0].step))[0]
         pulse, at = self._seen[suspect]
         if not stopped and now - at <= pulse.bound_s + self._grace_s:

@@ -76,6 +76,7 @@ def rank_environment(
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         **{name: value for name, value in base.items() if not name.startswith("AWS_")},
         **(machine or {}),
         **(variables or {}),

@@ -75,6 +75,7 @@ class Pace:
     downloads: int = 4
     rank_end_s: float = 1.0
     exits_settle_s: float = 0.5
+    last_exit_s: float = 30.0
     hang_grace_s: float = 3.0
     stacks_s: float = 0.3
     flush_s: float = 2.0

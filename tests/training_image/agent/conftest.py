@@ -33,6 +33,7 @@ FAST = Pace(
     parts_s=0.02,
     rank_end_s=0.3,
     exits_settle_s=0.05,
+    last_exit_s=0.2,
     ready_s=0.05,
     orders_idle_s=0.0,
     hang_grace_s=0.2,

@@ -1,8 +1,8 @@
 """A rank without torch that keeps the node files' contract: `scripted_rank.py <behaviour> <run_dir>`.
 
 Behaviours: train, pulse:<bound> (train, and say each step that the next comes within so many seconds), exit:<code>,
-signal:<number>, mute (exit 0 without outcome), litter (train, with a detached child), existing:<save> (stopped at once,
-that save holds the step).
+signal:<number>, mute (exit 0 without outcome), abort (train, abort after the outcome), linger (train, never exit),
+litter (train, with a detached child), existing:<save> (stopped at once, that save holds the step).
 A file in the run directory makes a training rank act: `save` (periodic save), `finish`. Data is a function of the rank.
 """
 
@@ -159,6 +159,10 @@ def main(behaviour: str, run_dir: Path) -> int:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     Rank(run_dir).train(float(value) if kind == "pulse" else 0.0)
+    if kind == "abort":
+        os.abort()
+    while kind == "linger":
+        time.sleep(1)
     return 0
 
 

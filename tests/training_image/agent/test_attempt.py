@@ -302,6 +302,20 @@ def test_finished_is_reported_once_the_last_save_is_committed(start_node, play, 
     assert node.heartbeat.attempt is None
 
 
+@pytest.mark.parametrize("behaviour", ["abort", "linger"])
+def test_how_a_process_ends_after_its_outcome_is_no_failure_of_the_job(start_node, play, s3, behaviour):
+    node = start_node()
+    node.orders.value = play.seen("run", 3, behaviour=behaviour)
+    play.until(lambda: (node.run_dir / "progress.json").exists(), node)
+    (node.run_dir / "finish").touch()
+    finished = node.wait_for("finished")
+    assert manifest_key(play.prefix, finished.save) in s3.objects
+    assert not node.heard("failed")
+    events = [json.loads(line) for line in (node.root / "events.jsonl").read_text().splitlines()]
+    [note] = [line for line in events if line["event"] == "bad_exit_after_outcome"]
+    assert note["reason"] == {"abort": "rank 0 was ended by SIGABRT", "linger": "rank 0 never ended"}[behaviour]
+
+
 def test_an_order_to_stop_that_overtakes_the_order_to_run_is_answered_by_the_save_to_restore(start_node, play):
     node = start_node()
     resume = ResumeFrom(save="step-00000010.a0001.s01", manifest_sha256="0" * 64)

@@ -10,6 +10,7 @@ from agent.hygiene import marked
 from job_contract.node_files import RankPulse, write_message
 
 BOUND_S = 0.5
+RUNNING = {0: os.getpid(), 1: os.getpid()}
 
 
 def test_a_frozen_rank_is_declared_hung_within_its_bound_and_its_node_names_it(start_node, play):
@@ -59,11 +60,11 @@ def beat(run_dir, rank, step, bound_s=30.0, phase="running"):
 def test_a_node_whose_processes_all_run_waits_for_the_one_that_knows_better(watch, clock, tmp_path):
     """In a gang every rank stops when one does, and only one node sees why."""
     beat(tmp_path, 0, 7)
-    assert watch.look({0: os.getpid()}) is None
+    assert watch.look(RUNNING) is None
     clock.now = 32.0
-    assert watch.look({0: os.getpid()}) is None
+    assert watch.look(RUNNING) is None
     clock.now = 33.5
-    hang = watch.look({0: os.getpid()})
+    hang = watch.look(RUNNING)
     assert (hang.pulse.rank, hang.stopped) == (0, False)
     assert "rank 0 made no progress for 34 s in phase running at step 7 (bound 30 s)" in hang.reason
 
@@ -71,30 +72,37 @@ def test_a_node_whose_processes_all_run_waits_for_the_one_that_knows_better(watc
 def test_the_rank_that_is_furthest_behind_is_named_when_none_is_stopped(watch, clock, tmp_path):
     beat(tmp_path, 0, 8)
     beat(tmp_path, 1, 7)
-    watch.look({})
+    watch.look(RUNNING)
     clock.now = 40.0
-    assert watch.look({}).pulse.rank == 1
+    assert watch.look(RUNNING).pulse.rank == 1
 
 
 def test_a_long_phase_that_was_announced_is_no_hang_and_a_new_step_starts_the_bound_anew(watch, clock, tmp_path):
     beat(tmp_path, 0, 0, bound_s=900.0, phase="warming_up")
-    watch.look({})
+    watch.look(RUNNING)
     clock.now = 800.0
-    assert watch.look({}) is None
+    assert watch.look(RUNNING) is None
     for step in range(1, 5):
         beat(tmp_path, 0, step)
-        assert watch.look({}) is None
+        assert watch.look(RUNNING) is None
         clock.now += 29.0
     clock.now += 5.0
-    assert watch.look({}).pulse.step == 4
+    assert watch.look(RUNNING).pulse.step == 4
 
 
 def test_a_rank_that_never_wrote_a_pulse_or_wrote_nonsense_is_not_watched(watch, clock, tmp_path):
     (tmp_path / "pulse").mkdir()
     (tmp_path / "pulse/rank-0.json").write_text("{")
-    watch.look({})
+    watch.look(RUNNING)
     clock.now = 1e6
-    assert watch.look({0: os.getpid()}) is None
+    assert watch.look(RUNNING) is None
+
+
+def test_a_rank_that_is_not_asked_about_is_never_hung(watch, clock, tmp_path):
+    beat(tmp_path, 0, 8)
+    watch.look({1: os.getpid()})
+    clock.now = 1e6
+    assert watch.look({1: os.getpid()}) is None
 
 
 def test_the_state_of_a_process_is_read_whatever_its_name():

@@ -161,7 +161,7 @@ class Attempt:
         while not holds() and not self.ended():
             self.serve()
             if time.monotonic() > deadline:
-                raise TimeoutError("\n".join(self.log(rank)[-2000:] for rank in self.ranks))
+                raise TimeoutError(self.logs())
             time.sleep(0.01)
         self.serve()
 
@@ -195,6 +195,10 @@ class Attempt:
 
     def log(self, rank: int) -> str:
         return (self.run_dir(rank) / "log.txt").read_text()
+
+    def logs(self) -> str:
+        """Return the ends of all ranks' logs."""
+        return "\n".join(f"--- rank {rank}\n{self.log(rank)[-2000:]}" for rank in self.ranks)
 
     def outcomes(self) -> list[Outcome]:
         found = [read_message(self.run_dir(rank) / f"outcome/rank-{rank}.json", Outcome) for rank in self.ranks]
@@ -267,6 +271,8 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        # A rank that aborts says where.
+        "PYTHONFAULTHANDLER": "1",
     }
 
 
