@@ -117,7 +117,7 @@ def main() -> int:
         names = [f"__0_{number}.distcp" for number in range(FILES)]
         for name in names:
             (folder / name).write_bytes(os.urandom(FILE_BYTES))
-        client = cloud.client("s3", config=agent_cloud._CONFIG.merge(_patient()))
+        client = cloud.client("s3", config=agent_cloud._CONFIG.merge(patient()))
         client.create_bucket(Bucket="saves")
         ours, alone = [], []
         for number in range(ROUNDS):
@@ -126,7 +126,7 @@ def main() -> int:
             alone.append(
                 seconds(lambda number=number: transfer_alone(client, "saves", folder, names, f"alone-{number}"))  # type: ignore[misc]
             )
-        watched = cloud.client("s3", config=agent_cloud._CONFIG.merge(_patient()))
+        watched = cloud.client("s3", config=agent_cloud._CONFIG.merge(patient()))
         recorder = Recorder(watched, REFUSED)
         stored = agents_saves(watched, "saves", folder.parents[1], "watched")._upload_all(folder, names)
     ratio = statistics.median(alone[1:]) / statistics.median(ours[1:])
@@ -149,7 +149,7 @@ def main() -> int:
     )  # fmt: skip
 
 
-def _patient() -> Any:
+def patient() -> Any:
     # The server of the embedded cloud answers a part of 32 MB late; on AWS five seconds are many.
     return agent_cloud.Config(read_timeout=60)
 

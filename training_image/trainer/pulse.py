@@ -7,7 +7,7 @@ from pathlib import Path
 
 from job_contract.node_files import RankPulse, write_message
 
-EVERY_S = 1.0
+EVERY_S = 2.0
 
 # Seconds that a phase may take without a sign. What is not listed may take as long as a save.
 BOUNDS_S = {
@@ -23,7 +23,7 @@ STEP_FACTOR, STEP_LEAST_S, FIRST_STEP_S = 10.0, 30.0, 900.0
 
 
 class Pulse:
-    """Replaces pulse/rank-<r>.json: at once for another phase, at most once a second for another step."""
+    """Replaces pulse/rank-<r>.json: at once for another phase, at most every two seconds for another step."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._path, self._rank = run_dir / "pulse" / f"rank-{rank}.json", rank

@@ -466,6 +466,8 @@ def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> 
 def show(run: Run, state: str, *, always: bool = False) -> None:
     """progress.json says where the run stands, and this rank's pulse what it is at."""
     run.pulse.beat(state, step=run.step, slowest_s=max(run.step_seconds, default=None))
+    if not (run.journal.progress_is_due(state, run.new_steps > 0) or (always and run.ranks.rank == 0)):
+        return
     seconds = sum(run.step_seconds)
     tokens = run.config.tokens_per_step * len(run.step_seconds)
     tokens_per_s = tokens / seconds if seconds else 0.0
@@ -488,6 +490,5 @@ def show(run: Run, state: str, *, always: bool = False) -> None:
             comm_ms=times.comm_ms,
             node_ms=run.agreement.node_ms if all(run.agreement.node_ms) else None,
             mfu=mfu(tokens_per_s, run.per_token, run.ranks.world_size, run.peak),
-        ),
-        always=always,
+        )
     )
