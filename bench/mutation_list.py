@@ -662,6 +662,13 @@ MUTATIONS: tuple[Mutation, ...] = (
                "o24_an_order_that_one_node_sees_is_obeyed_by_all_at_one_step_in_the_middle_of_accumulation"),
     ),
     Mutation(
+        "O-24", "an order that comes while weights are fetched is forgotten",
+        TRAINER + "train.py",
+        "            raise OrderedMeanwhile(order)",
+        "            raise OrderedMeanwhile",
+        _tests(ORDERED, "o24_ranks_that_wait_for_weights_answer_a_checkpoint_and_a_stop_and_publish_no_save"),
+    ),
+    Mutation(
         "O-24", "nobody notes when an order came",
         AGENT + "saves.py",
         "            self._ordered_at.setdefault(control.generation, self._clock())",

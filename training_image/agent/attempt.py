@@ -389,7 +389,9 @@ class Attempt:
         hang = self._watch.look({rank: pid for rank, pid in self.ranks.pids().items() if rank not in self._told})
         if hang is not None:
             self.ranks.dump_stacks(within_s=self._tools.pace.stacks_s)
-            self._fail(Crash(failure="hang", reason=hang.reason, rank=hang.pulse.rank))
+            troubles = [f"; {source.field}: {source.trouble}" for source in self._sources if source.trouble]
+            reason = hang.reason + "".join(troubles if hang.pulse.waits_for else ())
+            self._fail(Crash(failure="hang", reason=reason, rank=hang.pulse.rank))
 
     def _say_started(self, progress: RankProgress) -> None:
         self._say(

@@ -25,6 +25,7 @@ class Hang:
     @property
     def reason(self) -> str:
         why = "; its process is stopped" if self.stopped else ""
+        why += f"; it waits for {self.pulse.waits_for}" if self.pulse.waits_for else ""
         return (
             f"rank {self.pulse.rank} made no progress for {self.silent_s:.0f} s in phase {self.pulse.phase} "
             f"at step {self.pulse.step} (bound {self.pulse.bound_s:.0f} s){why}"

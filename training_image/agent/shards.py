@@ -92,7 +92,8 @@ class Shards:
     """Serves one attempt's ranks here. A place that does not answer is asked again; one that lies is named.
 
     `store` outlives the attempt, so that a survivor brings nothing twice; `visible` is this attempt's, and a file is
-    in it only after its size and sha256 were proved in this attempt. `field` is what of the request names it.
+    in it only after its size and sha256 were proved in this attempt. `field` is what of the request names it;
+    `trouble` is how the place answered last, empty when it did as it should.
     """
 
     field = "data"
@@ -117,6 +118,7 @@ class Shards:
         self._index: DatasetIndex | None = None
         self._in_place: set[tuple[str, int]] = set()
         self.damaged: DamagedData | None = None
+        self.trouble = ""
         for folder in self.store.parent.glob("*"):
             if folder != self.store:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -129,12 +131,15 @@ class Shards:
         if self.damaged:
             return RETRY_S
         try:
-            return self._bring_some()
+            pause_s = self._bring_some()
+            self.trouble = ""
+            return pause_s
         except NotAsPinned as error:
             self.damaged = DamagedData(file=error.file, reason=error.reason)
             self._journal.note("data_damaged", file=error.file, reason=error.reason)
             write_message(self._run_dir / DAMAGED_DATA_FILE, self.damaged)
         except (*CLOUD_ERRORS, OSError) as error:
+            self.trouble = f"{error_code(error)}: {str(error)[:200]}"
             self._journal.note("data_retry", error=error_code(error), text=str(error)[:200])
         return RETRY_S
 

@@ -33,7 +33,8 @@ def address_of(training: TrainingSpec, resume_from: object) -> str | None:
 class WeightFiles:
     """Serves one attempt. `store` outlives it, so that a survivor brings nothing twice.
 
-    Once every file is proved the run directory has WEIGHTS_FOLDER; a file that is missing or differs is `damaged`.
+    Once every file is proved the run directory has WEIGHTS_FOLDER; a file that is missing or differs is `damaged`;
+    `trouble` is how the place answered last, empty when it did as it should.
     """
 
     field = "init_from"
@@ -42,6 +43,7 @@ class WeightFiles:
         self.store = root / "weights" / hashlib.sha256(uri.encode()).hexdigest()[:16]
         self._run_dir, self._place, self._downloads, self._journal = run_dir, place, downloads, journal
         self.damaged: DamagedData | None = None
+        self.trouble = ""
         for folder in self.store.parent.glob("*"):
             if folder != self.store:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -62,10 +64,12 @@ class WeightFiles:
             self._journal.note("data_damaged", file=error.file, reason=error.reason)
             write_message(self._run_dir / DAMAGED_DATA_FILE, self.damaged)
         except (*CLOUD_ERRORS, OSError) as error:
+            self.trouble = f"{error_code(error)}: {str(error)[:200]}"
             self._journal.note("data_retry", error=error_code(error), text=str(error)[:200])
             return RETRY_S
         else:
             (self._run_dir / WEIGHTS_FOLDER).symlink_to(self.store)
+            self.trouble = ""
             self._journal.note("weights_brought", files=len(digests))
         return DONE_S
 

@@ -26,7 +26,14 @@ class Evaluation:
         if asked is None:
             return None
         batches = Batches(config, ranks.rank, ranks.world_size, seed=SEED, steps=asked.batches)
-        feed = Feed(run_dir, run_dir / "evaluation", asked.data.index_sha256, batches, ranks.rank)
+        feed = Feed(
+            run_dir,
+            run_dir / "evaluation",
+            asked.data.index_sha256,
+            batches,
+            ranks.rank,
+            sharing=config.ranks_per_node,
+        )
         return cls(feed, batches, every_steps=asked.every_steps, most=asked.batches)
 
     def is_whole(self, batches: int) -> bool:

@@ -9,13 +9,20 @@ from job_contract.node_files import DAMAGED_DATA_FILE, DamagedData, DataNeeds, r
 from trainer.corpus import Corpus, open_corpus
 from trainer.data import Batches
 from trainer.endings import UserError
+from trainer.pulse import Lack
 
 
 class Feed:
     """Gives the batches their corpus. The built-in one is here whole; of a data set there are two blocks at a time."""
 
-    def __init__(self, run_dir: Path, folder: Path, pinned: str | None, batches: Batches, rank: int) -> None:
-        """`pinned` is the digest of the data set that the agent brings to `folder`; None = the built-in corpus."""
+    def __init__(
+        self, run_dir: Path, folder: Path, pinned: str | None, batches: Batches, rank: int, *, sharing: int = 1
+    ) -> None:
+        """`pinned` is the digest of the data set that the agent brings to `folder`; None = the built-in corpus.
+
+        `sharing` ranks are brought theirs by one agent.
+        """
+        self.sharing = sharing
         self.run_dir, self.folder, self.pinned, self.batches, self.rank = run_dir, folder, pinned, batches, rank
         self.corpus: Corpus | None = None
         self._number, self._asked = 0, ()
@@ -46,6 +53,17 @@ class Feed:
             self._open(Corpus(self.folder, open_index((self.folder / INDEX_FILE).read_bytes(), self.pinned)))
         self._ask(step)
         return not all(self.corpus.has(shard) for shard in self.batches.shards(step))
+
+    def lack(self, step: int) -> Lack | None:
+        """Return the first thing that the step after `step` finished ones lacks, None when it lacks nothing."""
+        if not self.lacks(step):
+            return None
+        if self.corpus is None:
+            return Lack(f"{self.folder.name}/{INDEX_FILE}", 0)
+        shards, missing = self.corpus.index.shards, sorted(self.batches.shards(step))
+        missing = [shard for shard in missing if not self.corpus.has(shard)]
+        wanted = sum(file.bytes for shard in self._asked for file in shards[shard].needed)
+        return Lack(f"{self.folder.name}/{shards[missing[0]].file}", self.sharing * wanted) if missing else None
 
     def _ask(self, step: int) -> None:
         reading = self.batches.reading(step)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainer.model import NORM_EPS
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SUMS_FILE = "SHA256SUMS"
+CHUNK = 16 << 20
 
 # Ours, and the name in transformers 5.24 (models/llama/modeling_llama.py).
 OUTER = {
@@ -80,17 +81,20 @@ def llama_config(model: ModelSpec, sequence_length: int, dtype: str) -> dict[str
 
 
 class Weights:
-    """The weights in a folder, read tensor by tensor. Raises UserError for whatever does not fit `model`."""
+    """The weights in a folder, read tensor by tensor. Raises UserError for whatever does not fit `model`.
 
-    def __init__(self, folder: Path, model: ModelSpec) -> None:
-        self.folder = folder
+    `between` is called before each tensor and each 16 MiB; what it raises ends the reading.
+    """
+
+    def __init__(self, folder: Path, model: ModelSpec, *, between: Callable[[], None] = lambda: None) -> None:
+        self.folder, self._between = folder, between
         self.tied = _fits(folder, model)
         self._file_of = self._index()
 
     def digest(self) -> str:
         """Return one sha256 over the names and bytes of all weight files, after comparing them with SHA256SUMS."""
         files = sorted(set(self._file_of.values()))
-        found = {name: _sha256(self.folder / name) for name in files}
+        found = {name: self._sha256(name) for name in files}
         listed = read_sums(self.folder / SUMS_FILE)
         wrong = [name for name in files if listed and listed.get(name) != found[name]]
         if wrong:
@@ -99,6 +103,7 @@ class Weights:
 
     def read(self, name: str, whole: tuple[int, ...], part: tuple[slice, ...]) -> Tensor:
         """Return the part of one of our parameters, whose whole shape must be `whole`; nothing else is read."""
+        self._between()
         theirs = llama_name(name)
         if theirs not in self._file_of and name == "head.weight" and self.tied:
             theirs = llama_name("embedding.weight")
@@ -128,6 +133,14 @@ class Weights:
         if not names:
             raise UserError(f"init_from: {self.folder} holds no safetensors file")
         return names
+
+    def _sha256(self, name: str) -> str:
+        digest = hashlib.sha256()
+        with (self.folder / name).open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                self._between()
+                digest.update(chunk)
+        return digest.hexdigest()
 
     def _opened(self, name: str) -> Any:
         try:
@@ -192,8 +205,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"init_from: {path} is no JSON object")
     return data
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

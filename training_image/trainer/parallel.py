@@ -5,7 +5,8 @@ No `from __future__ import annotations` here: DDP compares a hook's annotations 
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -83,6 +84,17 @@ def shorten_timeouts(ranks: Ranks) -> None:
         dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
 
 
+@contextmanager
+def patient(ranks: Ranks, seconds: float) -> Iterator[None]:
+    """Ranks that are done wait so long for one that still reads, if that is longer than they would."""
+    longer = max(SAVE_TIMEOUT, timedelta(seconds=seconds))
+    dist.distributed_c10d._set_pg_timeout(longer, ranks.saves)
+    try:
+        yield
+    finally:
+        dist.distributed_c10d._set_pg_timeout(SAVE_TIMEOUT, ranks.saves)
+
+
 class Learner:
     """The model under its parallel mode, and AdamW. `tensors` is everything that a save holds."""
 
@@ -111,6 +123,12 @@ class Learner:
         """Return the number of parameters that multiply something: all but the embedding's."""
         everything = (self.parameters | self.frozen).items()
         return sum(one.numel() for name, one in everything if not name.startswith("embedding."))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the most bytes that a file of the weights to start from can have: 4 a parameter, adapters apart."""
+        everything = (self.parameters | self.frozen).items()
+        return sum(4 * one.numel() for name, one in everything if not is_adapter(name))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return trained parameters and moments by name, equal in all modes; AdamW's step counters are left out."""

@@ -22,7 +22,7 @@ from job_contract.reports import FellBack
 from job_contract.version import ContractError
 from trainer.checkpoint import METADATA_FILE, LoadPlanner, Refused, VerifiedReader, files_needed, read_metadata
 from trainer.config import Config
-from trainer.control import ENDS, ControlFile
+from trainer.control import ENDS, ControlFile, Order
 from trainer.endings import BadCheckpoint, UserError
 from trainer.parallel import Ranks
 
@@ -30,7 +30,11 @@ POLL_S = 0.02
 
 
 class OrderedMeanwhile(Exception):
-    """An order to end came while the ranks were restoring; every rank leaves together."""
+    """An order to end came before the first step; every rank leaves together. `order` where they agreed on it."""
+
+    def __init__(self, order: Order | None = None) -> None:
+        super().__init__()
+        self.order = order
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import torch
@@ -29,16 +30,16 @@ from job_contract.reports import FellBack
 from trainer import data
 from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
-from trainer.control import Agreement, ControlFile, Order
+from trainer.control import ENDS, Agreement, ControlFile, Order
 from trainer.endings import Diverged, UserError
 from trainer.evaluation import Evaluation
 from trainer.feed import Feed
 from trainer.flops import flops_per_token, mfu, peak_of
 from trainer.llama import Weights, base_of_seed
 from trainer.metrics import Journal
-from trainer.parallel import Learner, Ranks, join, shorten_timeouts
+from trainer.parallel import Learner, Ranks, join, patient, shorten_timeouts
 from trainer.preflight import check_network, reachable
-from trainer.pulse import Pulse
+from trainer.pulse import Lack, Pulse
 from trainer.restore import OrderedMeanwhile, Restore
 
 # DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
@@ -93,8 +94,8 @@ def train(run_dir: Path, job: JobFile) -> None:
     try:
         start_or_resume(run, job)
         outcome = loop(run)
-    except OrderedMeanwhile:
-        outcome = end_before_the_first_step(run, job)
+    except OrderedMeanwhile as ordered:
+        outcome = end_before_the_first_step(run, job, ordered.order or run.agreement.now())
     run.saves.finish()
     dist.barrier(group=ranks.saves)
     write_message(run_dir / "outcome" / f"rank-{ranks.rank}.json", outcome)
@@ -107,7 +108,14 @@ def prepare(run_dir: Path, job: JobFile, config: Config, ranks: Ranks) -> Run:
     journal = Journal(run_dir, ranks.rank, job.attempt)
     control = ControlFile(run_dir, job.attempt, journal)
     batches = data.Batches(config, ranks.rank, ranks.world_size)
-    feed = Feed(run_dir, Path(job.corpus_dir), config.training.data.index_sha256, batches, ranks.rank)
+    feed = Feed(
+        run_dir,
+        Path(job.corpus_dir),
+        config.training.data.index_sha256,
+        batches,
+        ranks.rank,
+        sharing=config.ranks_per_node,
+    )
     ranks.require_same("config_hash", config.hash)
     ranks.require_same("corpus_digest", feed.digest)
     learner = Learner(config, ranks)
@@ -161,39 +169,71 @@ def start_or_resume(run: Run, job: JobFile) -> None:
 
 
 def load_weights(run: Run) -> None:
-    """The training starts from the weights that the spec names, if it names some. Raises UserError on every rank."""
+    """The training starts from the weights that the spec names, if it names some.
+
+    Raises UserError, or OrderedMeanwhile; each on every rank.
+    """
     uri, config = run.config.training.init_from, run.config
     if uri is None:
         run.base_sha256 = None if config.training.lora is None else base_of_seed(config.fixed)
         return
-    show(run, "loading_weights")
-    digest, fault = "", ""
+    folder = weights_folder(run, uri)
+    digest, fault, ordered = "", "", False
     try:
-        weights = Weights(weights_folder(run, uri), config.model)
+        weights = Weights(folder, config.model, between=lambda: look_up(run))
         if run.ranks.rank % config.ranks_per_node == 0:
             digest = weights.digest()
         run.learner.start_from(weights)
     except UserError as error:
         fault = str(error)
-    faults, digests = (sorted({str(item) for item in run.ranks.collect(one)} - {""}) for one in (fault, digest))
+    except OrderedMeanwhile:
+        ordered = True
+    with patient(run.ranks, Lack(uri, run.learner.weight_bytes).bound_s):
+        told: list[Any] = run.ranks.collect((fault, digest, ordered))
+    if any(ordered for _, _, ordered in told):
+        raise OrderedMeanwhile
+    faults, digests = (sorted({one[place] for one in told} - {""}) for place in (0, 1))
     if faults or len(digests) > 1:
         raise UserError(faults[0] if faults else f"init_from differs between the nodes: {', '.join(digests)}")
     run.base_sha256 = None if config.training.lora is None else digests[0]
     run.journal.event("weights_loaded", uri=uri, sha256=digests[0])
 
 
+def look_up(run: Run) -> None:
+    """This rank is seen to read on. Raises OrderedMeanwhile when it knows of an order to end, which all will know."""
+    run.pulse.beat("loading_weights")
+    if run.control.read().kind in ENDS:
+        raise OrderedMeanwhile
+
+
 def weights_folder(run: Run, uri: str) -> Path:
-    """Return where the weights can be read, once the agent has brought those of a bucket. Raises UserError."""
+    """Return where the weights can be read, once the agents have brought those of a bucket to every rank.
+
+    Raises UserError on a rank whose agent could not bring them, OrderedMeanwhile on every rank.
+    """
     if not uri.startswith("s3://"):
+        show(run, "loading_weights")
         return Path(unquote(urlsplit(uri).path))
     brought = run.journal.run_dir / WEIGHTS_FOLDER
-    while not brought.exists():
-        damaged = read_message(run.journal.run_dir / DAMAGED_DATA_FILE, DamagedData)
-        if damaged is not None:
-            raise UserError(f"init_from: {damaged.file} in {uri}: {damaged.reason}")
-        run.pulse.beat("loading_weights")
+    lack = Lack(f"the weights in {uri}", run.learner.weight_bytes)
+    run.journal.event("weights_awaited", uri=uri)
+    while True:
+        here = brought.exists()
+        if not here:
+            damaged = read_message(run.journal.run_dir / DAMAGED_DATA_FILE, DamagedData)
+            if damaged is not None:
+                raise UserError(f"init_from: {damaged.file} in {uri}: {damaged.reason}")
+        order = run.agreement.now(data_lacking=not here)
+        if order is not None and order.kind in ENDS:
+            raise OrderedMeanwhile(order)
+        if order is not None:
+            # Nothing was trained, so there is nothing to save, or the save that is there holds the step.
+            run.answered_generation = order.generation
+        if not run.agreement.data_lacking:
+            show(run, "loading_weights")
+            return brought
+        show(run, "loading_weights", always=order is not None, lack=None if here else lack)
         time.sleep(WEIGHTS_LOOK_S)
-    return brought
 
 
 def loop(run: Run) -> Outcome:
@@ -227,8 +267,12 @@ def wait_for_data(run: Run) -> Order | None:
     if not run.agreement.data_lacking:
         return None
     started = time.perf_counter()
-    while (order := run.agreement.now(data_lacking=run.feed.lacks(run.step))) is None and run.agreement.data_lacking:
-        show(run, "waiting_for_data")
+    while True:
+        lack = run.feed.lack(run.step)
+        order = run.agreement.now(data_lacking=lack is not None)
+        if order is not None or not run.agreement.data_lacking:
+            break
+        show(run, "waiting_for_data", lack=lack)
         time.sleep(DATA_LOOK_S)
     waited = time.perf_counter() - started
     run.data_wait_s += waited
@@ -255,8 +299,9 @@ def evaluate(run: Run) -> Order | None:
     try:
         number = 0
         while not evaluation.is_whole(number):
-            show(run, "evaluating")
-            order = run.agreement.now(data_lacking=evaluation.feed.lacks(number))
+            lack = evaluation.feed.lack(number)
+            show(run, "evaluating", lack=lack)
+            order = run.agreement.now(data_lacking=lack is not None)
             if order is not None:
                 return order
             if run.agreement.data_lacking:
@@ -438,12 +483,13 @@ def save(run: Run, order: Order) -> str:
     return name
 
 
-def end_before_the_first_step(run: Run, job: JobFile) -> Outcome:
-    """Return the outcome of an order that came during the restore: the save to be restored still holds the step."""
-    order = run.agreement.now()
+def end_before_the_first_step(run: Run, job: JobFile, order: Order | None) -> Outcome:
+    """Return the outcome of an order that came before the first step: a save to be restored still holds the step."""
     run.answered_generation = order.generation if order else 0
-    if order is None or order.kind is ControlKind.STOP or job.resume_from is None:
+    if order is None or order.kind is ControlKind.STOP:
         return end(run, "aborted", save=None)
+    if job.resume_from is None:
+        return end(run, "stopped", save=None)
     run.step = job.resume_from.step
     return end(run, "stopped", save=job.resume_from.save, existing=True)
 
@@ -463,9 +509,9 @@ def end(run: Run, outcome: str, *, save: str | None, existing: bool = False) -> 
     )
 
 
-def show(run: Run, state: str, *, always: bool = False) -> None:
-    """progress.json says where the run stands, and this rank's pulse what it is at."""
-    run.pulse.beat(state, step=run.step, slowest_s=max(run.step_seconds, default=None))
+def show(run: Run, state: str, *, always: bool = False, lack: Lack | None = None) -> None:
+    """progress.json says where the run stands, and this rank's pulse what it is at, and what it lacks."""
+    run.pulse.beat(state, step=run.step, slowest_s=max(run.step_seconds, default=None), lack=lack)
     if not (run.journal.progress_is_due(state, run.new_steps > 0) or (always and run.ranks.rank == 0)):
         return
     seconds = sum(run.step_seconds)

@@ -189,12 +189,14 @@ class RankPulse:
     """What the rank is at: starting, warming_up, restoring, running, saving, evaluating, ending, or its own word.
 
     It hangs when no other pulse has come `bound_s` seconds after this one. A rank that writes none is not watched.
+    `waits_for` names what the agent has to fetch for it first.
     """
 
     rank: int
     phase: str
     step: int
     bound_s: float
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

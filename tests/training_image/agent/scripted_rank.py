@@ -2,7 +2,8 @@
 
 Behaviours: train, pulse:<bound> (train, and say each step that the next comes within so many seconds), exit:<code>,
 signal:<number>, mute (exit 0 without outcome), abort (train, abort after the outcome), linger (train, never exit),
-litter (train, with a detached child), existing:<save> (stopped at once, that save holds the step).
+litter (train, with a detached child), existing:<save> (stopped at once, that save holds the step), waits:<bound> (say
+that the weights must come within so many seconds, and nothing more).
 A file in the run directory makes a training rank act: `save` (periodic save), `finish`. Data is a function of the rank.
 """
 
@@ -144,6 +145,10 @@ def main(behaviour: str, run_dir: Path) -> int:
         return int(value)
     if kind == "signal":
         os.kill(os.getpid(), int(value))
+    if kind == "waits":
+        pulse = RankPulse(rank=0, phase="loading_weights", step=0, bound_s=float(value), waits_for="the weights")
+        write_message(run_dir / "pulse" / "rank-0.json", pulse)
+        time.sleep(600)
     if kind == "needs-data":
         while not (run_dir / "damaged-data.json").exists():
             time.sleep(0.01)

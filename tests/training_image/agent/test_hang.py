@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,17 @@ def test_ranks_that_step_are_never_hung(start_node, play):
     node.orders.value = play.seen("run", 3, behaviour=f"pulse:{BOUND_S}")
     play.until(lambda: len(node.heard("progress")) > 12, node)
     assert node.heard("failed") == []
+
+
+def test_a_fetch_that_never_ends_is_declared_hung_with_what_it_fetches_and_how_the_bucket_answers(start_node, play, s3):
+    s3.fail("get", "SHA256SUMS", "SlowDown", 503, times=1000)
+    spec, node = play.spec("waits:0.5"), start_node()
+    uri = "s3://bucket/teams/research/llama"
+    node.orders.value = play.seen("run", 1, spec=replace(spec, training=replace(spec.training, init_from=uri)))
+    failed = node.wait_for("failed")
+    assert failed.failure == "hang"
+    for words in ("in phase loading_weights", "it waits for the weights", "init_from: SlowDown"):
+        assert words in failed.reason
 
 
 class Clock:

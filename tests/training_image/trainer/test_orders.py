@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from job_contract.checkpoint_layout import parse_save_name, save_name
-from job_contract.node_files import ControlKind, RankSave, read_message
+from job_contract.node_files import ControlKind, RankProgress, RankSave, read_message
 from tests.training_image.trainer.folder_agent import FolderBucket, started, tiny_spec
 
 pytestmark = pytest.mark.ranks
 ENDLESS = 100_000
+NOTHING = RankProgress(step=0, loss=0.0, tokens_per_s=0.0, state="", world_size=0)
 
 
 @pytest.fixture
@@ -125,6 +126,23 @@ def test_o24_an_order_before_the_first_step_of_a_new_job_ends_it_cleanly_and_pub
         assert ranks.finish() == [0], ranks.log(0)
         [outcome] = ranks.outcomes()
         assert (outcome.outcome, outcome.save, outcome.answers_generation) == ("stopped", None, generation)
+        assert (bucket.committed, list(ranks.run_dir(0).glob("saves/*"))) == ([], [])
+
+
+def test_o24_ranks_that_wait_for_weights_answer_a_checkpoint_and_a_stop_and_publish_no_save(
+    tmp_path, corpus_dir, bucket
+):
+    spec = tiny_spec(steps=ENDLESS, interval_steps=ENDLESS, init_from="s3://bucket/teams/research/llama")
+    with started(tmp_path, corpus_dir, spec, 2, bucket=bucket) as ranks:
+        ranks.until(lambda: ranks.saw("weights_awaited", 1))
+        first = ranks.order(ControlKind.CHECKPOINT, nodes=[1])
+        ranks.until(lambda: (ranks.progress() or NOTHING).answered_generation == first)
+        assert ranks.progress().newest_save is None
+        last = ranks.order(ControlKind.CHECKPOINT_STOP, nodes=[1])
+        assert ranks.finish() == [0, 0], ranks.log(0)
+        for outcome in ranks.outcomes():
+            assert (outcome.outcome, outcome.step, outcome.save) == ("stopped", 0, None)
+            assert outcome.answers_generation == last
         assert (bucket.committed, list(ranks.run_dir(0).glob("saves/*"))) == ([], [])
 
 

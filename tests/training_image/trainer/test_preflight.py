@@ -11,7 +11,7 @@ from job_contract.node_files import NetworkCheck, RankPulse, read_message
 from tests.training_image.trainer.folder_agent import started, tiny_spec
 from trainer.endings import NetworkFailed, exit_code_of
 from trainer.preflight import bus_gbps, reachable
-from trainer.pulse import FIRST_STEP_S, Pulse, step_bound_s
+from trainer.pulse import FIRST_STEP_S, Lack, Pulse, step_bound_s
 
 
 @pytest.mark.ranks
@@ -86,3 +86,17 @@ def test_another_phase_is_told_at_once_and_another_step_at_most_twice_a_second(t
     assert told().step == 1
     pulse.beat("saving", step=2)
     assert (told().phase, told().step) == ("saving", 2)
+
+
+def test_the_bound_of_a_fetch_follows_its_bytes_and_counts_from_when_the_rank_began_to_wait(tmp_path):
+    pulse, path = Pulse(tmp_path, 3), tmp_path / "pulse/rank-3.json"
+    for lack, bound_s in ((Lack("data/index.json", 0), 600.0), (Lack("data/shard-00007.bin", 40_000_000_000), 2000.0)):
+        pulse.beat("waiting_for_data", lack=lack)
+        told = read_message(path, RankPulse)
+        assert (told.phase, told.waits_for, told.bound_s) == ("waiting_for_data", lack.what, bound_s)
+        path.unlink()
+        pulse._at -= 1000.0
+        pulse.beat("waiting_for_data", lack=lack)
+        assert not path.exists(), "a word said again would move the bound"
+    pulse.beat("running")
+    assert read_message(path, RankPulse).waits_for is None

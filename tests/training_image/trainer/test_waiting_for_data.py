@@ -15,7 +15,7 @@ from agent.journal import Journal
 from agent.shards import DATA, EVALUATION, InFolder, Shards
 from job_contract.dataset import DatasetIndex, TokenizerFacts
 from job_contract.dataset_writer import DatasetWriter
-from job_contract.node_files import ControlKind, RankProgress
+from job_contract.node_files import ControlKind, RankProgress, RankPulse, read_message
 from job_contract.spec import DataSpec, EvaluationSpec, JobSpec
 from tests.training_image.trainer.folder_agent import Attempt, started, tiny_spec
 
@@ -71,12 +71,19 @@ def ranks(root: Path, index: DatasetIndex, world_size: int, **fields: object) ->
         yield attempt
 
 
+def lack_of(attempt: Attempt, rank: int) -> tuple[str | None, float] | None:
+    """What a rank says that it waits for, and within how many seconds it must come."""
+    pulse = read_message(attempt.run_dir(rank) / f"pulse/rank-{rank}.json", RankPulse)
+    return pulse and (pulse.waits_for, pulse.bound_s)
+
+
 @pytest.fixture(scope="module")
 def waited(tmp_path_factory: pytest.TempPathFactory, masked: tuple[Path, DatasetIndex]) -> Attempt:
     """Two ranks that were ordered to save while they waited for data, and have ended."""
     folder, index = masked
     with ranks(tmp_path_factory.mktemp("waited"), index, 2, **SIZES) as attempt:
         attempt.until(lambda: (attempt.progress() or NOTHING).state == "waiting_for_data")
+        attempt.until(lambda: [lack_of(attempt, rank) for rank in attempt.ranks] == [("data/index.json", 600.0)] * 2)
         attempt.order(ControlKind.CHECKPOINT)
         attempt.until(lambda: (attempt.progress() or NOTHING).answered_generation == 1)
         assert attempt.losses() == {}
