@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,27 @@ def test_the_sample_of_the_wish_is_read() -> None:
 def test_o26_a_dataset_lies_plainly_inside_what_its_team_may_read(uri: str) -> None:
     with pytest.raises(Rejected):
         dataset_place(uri, "training.data.uri", bucket=BUCKET, team="research")
+
+
+def test_weights_are_pinned_by_the_list_that_their_folder_has_when_the_request_is_accepted(
+    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = body({"corpus": "stdlib"}, init_from=f"s3://{BUCKET}/teams/research/llama/")
+    listed = b"0" * 64 + b"  model.safetensors\n"
+    ports.request_files.objects[BUCKET, "teams/research/llama/SHA256SUMS"] = listed
+    stored: list[JobSpec] = []
+    create = ports.store.create
+    monkeypatch.setattr(
+        ports.store, "create", lambda job, request, spec: stored.append(spec) or create(job, request, spec)
+    )
+    taken = take_in(text, ports, bucket=BUCKET)
+    [spec] = stored
+    assert spec.spec_id == taken.job.spec_id
+    assert spec.training.init_sha256 == hashlib.sha256(listed).hexdigest()
+    assert order(ports, {"corpus": "stdlib"}, init_from="file:///mnt/llama").spec.training.init_sha256 is None
+    ports.request_files.objects.clear()
+    assert take_in(text, ports, bucket=BUCKET).plan is None
+    rejected = refused(ports, {"corpus": "stdlib"}, init_from=f"s3://{BUCKET}/teams/research/llama")
+    assert rejected.code == "weights_not_found"
+    for words in ("training.init_from", f"s3://{BUCKET}/teams/research/llama/SHA256SUMS", "sha256sum"):
+        assert words in rejected.reason

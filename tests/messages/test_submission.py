@@ -117,6 +117,8 @@ ELSEWHERE = {
     "dataset_digest_needed",
     "data_does_not_fit",
     "dataset_version_taken",
+    "weights_not_found",
+    "weights_damaged",
 }
 """Tested where a table, a bucket or a template is at hand."""
 

@@ -316,6 +316,7 @@ class Attempt:
     def _make_weights(self, uri: str) -> WeightFiles:
         return WeightFiles(
             uri,
+            self.spec.training.init_sha256,
             run_dir=self._run_dir,
             root=self._tools.settings.root,
             place=place_of(uri, self._tools.bucket),

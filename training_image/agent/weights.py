@@ -15,9 +15,8 @@ from agent.threads import Loop
 from job_contract.node_files import DAMAGED_DATA_FILE, WEIGHTS_FOLDER, DamagedData, write_message
 from job_contract.spec import TrainingSpec
 from job_contract.version import ContractError
+from job_contract.weights import SUMS_FILE, SUMS_LIMIT_BYTES
 
-SUMS_FILE = "SHA256SUMS"
-SUMS_LIMIT_BYTES = 1 << 20
 WANTED = (".safetensors", ".json")
 RETRY_S = 1.0
 DONE_S = 60.0
@@ -39,7 +38,19 @@ class WeightFiles:
 
     field = "init_from"
 
-    def __init__(self, uri: str, *, run_dir: Path, root: Path, place: Place, downloads: int, journal: Journal) -> None:
+    def __init__(
+        self,
+        uri: str,
+        pinned: str | None,
+        *,
+        run_dir: Path,
+        root: Path,
+        place: Place,
+        downloads: int,
+        journal: Journal,
+    ) -> None:
+        """`pinned` is the sha256 that the list must have, None for any."""
+        self._pinned = pinned
         self.store = root / "weights" / hashlib.sha256(uri.encode()).hexdigest()[:16]
         self._run_dir, self._place, self._downloads, self._journal = run_dir, place, downloads, journal
         self.damaged: DamagedData | None = None
@@ -80,6 +91,13 @@ class WeightFiles:
             raw += chunk
             if len(raw) > SUMS_LIMIT_BYTES:
                 raise NotAsPinned(SUMS_FILE, f"it has more than {SUMS_LIMIT_BYTES} bytes")
+        found = hashlib.sha256(raw).hexdigest()
+        if self._pinned not in (None, found):
+            raise NotAsPinned(
+                SUMS_FILE,
+                f"its sha256 is {found[:12]}, when the job was accepted it was {str(self._pinned)[:12]}: the weights "
+                "were replaced; put the old ones back, or submit a new job",
+            )
         (self.store / SUMS_FILE).write_bytes(raw)
         pairs = [line.split(maxsplit=1) for line in raw.decode(errors="replace").splitlines() if line.strip()]
         if any(len(pair) != 2 for pair in pairs):

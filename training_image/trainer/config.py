@@ -35,6 +35,7 @@ FREE_FIELDS = (
     "parallel",
     "micro_batch",
     "init_from",
+    "init_sha256",
     "activation_checkpointing",
     "compile",
     "prefetch",

@@ -56,6 +56,7 @@ class TrainingSpec:
 
     `activation_checkpointing` is none, full or selective. None in it, in `compile`, `prefetch` (units gathered ahead)
     or `reshard_after_forward` leaves the choice to the trainer, by device. With `lora` only adapters are trained.
+    `init_sha256` is the sha256 of the SHA256SUMS in the s3:// folder `init_from`, as it was when the job was accepted.
     """
 
     model: ModelSpec
@@ -78,6 +79,7 @@ class TrainingSpec:
     prefetch: int | None = None
     reshard_after_forward: bool | None = None
     lora: LoraSpec | None = None
+    init_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

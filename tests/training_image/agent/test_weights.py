@@ -37,11 +37,11 @@ def stored(s3):
 
 @pytest.fixture
 def make(tmp_path, stored):
-    def make(attempt=1):
+    def make(attempt=1, pinned=None):
         run_dir = tmp_path / f"run-{attempt}"
         run_dir.mkdir(exist_ok=True)
         return WeightFiles(
-            URI, run_dir=run_dir, root=tmp_path, place=place_of(URI, Bucket(stored, "bucket")), downloads=2,
+            URI, pinned, run_dir=run_dir, root=tmp_path, place=place_of(URI, Bucket(stored, "bucket")), downloads=2,
             journal=Journal(tmp_path / "events.jsonl"),
         )  # fmt: skip
 
@@ -73,6 +73,22 @@ def test_a_file_of_other_bytes_is_named_and_no_folder_is_shown(make, stored, tmp
     assert files.damaged is not None and files.damaged.file == "model-2.safetensors"
     assert "SHA256SUMS says" in files.damaged.reason and shown(tmp_path) is None
     assert json.loads((tmp_path / "run-1" / "damaged-data.json").read_text())["file"] == "model-2.safetensors"
+
+
+def test_another_list_than_the_accepted_one_is_named_even_where_every_file_agrees_with_it(make, stored, tmp_path):
+    pinned = hashlib.sha256(stored.objects["teams/research/llama/SHA256SUMS"]).hexdigest()
+    make(pinned=pinned).round()
+    assert shown(tmp_path) is not None
+    changed = {**FILES, "model-2.safetensors": b"new" * 100}
+    stored.objects |= {f"teams/research/llama/{name}": body for name, body in changed.items()}
+    stored.objects["teams/research/llama/SHA256SUMS"] = sums(changed)
+    files = make(attempt=2, pinned=pinned)
+    files.round()
+    assert shown(tmp_path, 2) is None
+    for words in ("when the job was accepted it was " + pinned[:12], "put the old ones back, or submit a new job"):
+        assert words in files.damaged.reason
+    make(attempt=3).round()
+    assert shown(tmp_path, 3)["model-2.safetensors"] == b"new" * 100, "a spec of an older supervisor pins nothing"
 
 
 def test_a_bucket_that_does_not_answer_is_asked_again_and_not_blamed(make, stored, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.application.ports import Ports, RequestFiles
+from holdfast.application.weights import weights_sha256
 from holdfast.domain.errors import Rejected
 from holdfast.domain.locations import dataset_place
 from holdfast.messages.acceptance import Acceptance, with_data
@@ -32,7 +33,10 @@ class Facts:
 
 
 def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket: str | None) -> Acceptance:
-    """Return the order with the datasets that it names, by place and digest, in its spec. Raises Rejected."""
+    """Return the order with the datasets and weights that it names, by place and digest, in its spec.
+
+    Raises Rejected.
+    """
     training, team = order.asked.training, order.asked.team
 
     def found(asked: Data, field: str) -> DataSpec:
@@ -49,7 +53,8 @@ def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket
     evaluation = None
     if training.evaluation is not None:
         evaluation = evaluation_spec(training.evaluation, found(training.evaluation.data, "training.evaluation.data"))
-    return with_data(order, found(training.data, "training.data"), evaluation)
+    data = found(training.data, "training.data")
+    return with_data(order, data, evaluation, init_sha256=weights_sha256(training.init_from, files))
 
 
 def register(wish: RegisterDataset, ports: Ports, *, bucket: str | None) -> bool:

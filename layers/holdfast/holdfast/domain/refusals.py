@@ -246,6 +246,14 @@ REFUSALS: Mapping[str, Refusal] = {
         "The dataset has tokens beyond the model's vocabulary, or no shard as long as a sequence",
         "set training.model.vocab or training.sequence_length as the reason says",
     ),
+    "weights_not_found": Refusal(
+        "There is no SHA256SUMS in training.init_from, so nothing says which weights are meant",
+        "make it with sha256sum in the weights' folder, and upload it",
+    ),
+    "weights_damaged": Refusal(
+        "What lists the weights of training.init_from cannot be used",
+        "upload the weights and their list again",
+    ),
     "dataset_version_taken": Refusal(
         "A name and version of a dataset are taken by another one",
         "register the change under the next version",

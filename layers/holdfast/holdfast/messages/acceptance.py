@@ -83,15 +83,25 @@ def planned(order: Acceptance, made: Plan) -> Acceptance:
         parallel=made.parallel,
         data=order.spec.training.data,
         evaluation=order.spec.training.evaluation,
+        init_sha256=order.spec.training.init_sha256,
     )
     return Acceptance(
         replace(order.job, spec_id=spec.spec_id), {**order.request, "plan": plan_data(made)}, spec, order.asked
     )
 
 
-def with_data(order: Acceptance, data: DataSpec, evaluation: EvaluationSpec | None) -> Acceptance:
-    """Return the order whose nodes train on these data, and evaluate so."""
-    spec = node_spec(order.asked, order.job.id, ranks_per_node=ONE_RANK_PER_GPU, data=data, evaluation=evaluation)
+def with_data(
+    order: Acceptance, data: DataSpec, evaluation: EvaluationSpec | None, *, init_sha256: str | None = None
+) -> Acceptance:
+    """Return the order whose nodes train on these data, evaluate so, and start from the weights of this digest."""
+    spec = node_spec(
+        order.asked,
+        order.job.id,
+        ranks_per_node=ONE_RANK_PER_GPU,
+        data=data,
+        evaluation=evaluation,
+        init_sha256=init_sha256,
+    )
     return replace(order, job=replace(order.job, spec_id=spec.spec_id), spec=spec)
 
 

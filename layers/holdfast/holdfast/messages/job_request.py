@@ -509,18 +509,19 @@ def node_spec(
     parallel: str | None = None,
     data: DataSpec | None = None,
     evaluation: EvaluationSpec | None = None,
+    init_sha256: str | None = None,
 ) -> JobSpec:
     """Return what the nodes of the job need to know, named by its own digest.
 
-    `parallel` is a plan's choice; `data` and `evaluation` what the request's data were found to be, None where nobody
-    has looked.
+    `parallel` is a plan's choice; `data`, `evaluation` and `init_sha256` what the request's data and weights were found
+    to be, None where nobody has looked.
     """
     spec = JobSpec(
         job=job,
         team=request.team,
         spec_id="",
         prefix=job_prefix(request.team, job),
-        training=_training_spec(request.training, parallel, data, evaluation),
+        training=_training_spec(request.training, parallel, data, evaluation, init_sha256),
         checkpoint=checkpoint_spec(request),
         ranks_per_node=ranks_per_node,
         report_s=request.report_s,
@@ -543,7 +544,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def _training_spec(
-    training: Training, parallel: str | None, data: DataSpec | None, evaluation: EvaluationSpec | None
+    training: Training,
+    parallel: str | None,
+    data: DataSpec | None,
+    evaluation: EvaluationSpec | None,
+    init_sha256: str | None,
 ) -> TrainingSpec:
     numbers = training.model_dump(exclude={"model", "data", "parallel", "evaluation", "trainable", "lora"})
     return TrainingSpec(
@@ -551,6 +556,7 @@ def _training_spec(
         data=data or _as_asked(training.data),
         evaluation=evaluation or (evaluation_spec(training.evaluation) if training.evaluation else None),
         lora=training.lora_spec,
+        init_sha256=init_sha256,
         # FSDP is right at every size; DDP only where a whole replica and its moments fit one GPU, which a plan knows.
         parallel=(parallel or "fsdp") if training.parallel == "auto" else training.parallel,
         **numbers,
