@@ -17,6 +17,8 @@ from holdfast.domain.errors import Rejected
 from holdfast.domain.locations import dataset_place
 from holdfast.messages.acceptance import Acceptance
 from holdfast.messages.control_request import RegisterDataset, read_control
+from holdfast.messages.job_request import read_request
+from job_contract.checkpoint_layout import Manifest, seal
 from job_contract.dataset import TokenizerFacts, open_index
 from job_contract.dataset_writer import DatasetWriter
 from job_contract.spec import DataSpec, EvaluationSpec, JobSpec
@@ -249,3 +251,50 @@ def test_weights_are_pinned_by_the_list_that_their_folder_has_when_the_request_i
     assert rejected.code == "weights_not_found"
     for words in ("training.init_from", f"s3://{BUCKET}/teams/research/llama/SHA256SUMS", "sha256sum"):
         assert words in rejected.reason
+
+
+SAVE = "step-00000025.a0001.s01"
+OF_A_JOB = f"teams/research/jobs/first-0123456789/saves/{SAVE}"
+
+
+def a_save(ports: FakePorts, job: str = "first-0123456789", **config: Any) -> str | None:
+    """A committed save of another job of the team, trained with the sample's model; returns its digest."""
+    model = vars(read_request(json.dumps(b.sample("job-request.json"))).training.model.as_spec())
+    manifest = Manifest(
+        job=job, attempt=1, step=25, save=SAVE, world_size=1, mesh=(1,), config_hash="c", corpus_digest="d",
+        versions={}, facts={"config": {"model": {**model, "dropout": 0.5}, **config}}, files=(),
+    )  # fmt: skip
+    raw, digest = seal(manifest)
+    ports.request_files.objects[BUCKET, f"{OF_A_JOB}/manifest.json"] = raw
+    return digest
+
+
+def starting(ports: FakePorts, **training: Any) -> str | None:
+    made = order(ports, {"corpus": "stdlib"}, init_from=f"s3://{BUCKET}/{OF_A_JOB}/", **training)
+    return made.spec.training.init_sha256
+
+
+def test_a_save_of_another_job_of_the_team_is_a_start_and_pinned_by_its_manifest(ports: FakePorts) -> None:
+    assert starting_is_refused(ports).code == "weights_not_found"
+    digest = a_save(ports)
+    assert starting(ports) == digest is not None
+
+
+def starting_is_refused(ports: FakePorts, **training: Any) -> Rejected:
+    return refused(ports, {"corpus": "stdlib"}, init_from=f"s3://{BUCKET}/{OF_A_JOB}", **training)
+
+
+def test_a_save_that_is_no_start_of_the_model_is_refused_with_what_is_wrong_and_the_way_out(ports: FakePorts) -> None:
+    a_save(ports)
+    wider = starting_is_refused(ports, model={"preset": "small"})
+    assert wider.code == "weights_do_not_fit" and "training.model has" in wider.reason
+    base = starting_is_refused(ports, trainable="lora")
+    assert base.code == "weights_do_not_fit" and "trainer.export" in base.reason
+    a_save(ports, lora={"rank": 4, "alpha": 8.0, "targets": ["q_proj"]})
+    assert starting_is_refused(ports).code == "weights_do_not_fit"
+    a_save(ports, model=None)
+    assert "not made by the bundled trainer" in starting_is_refused(ports).reason
+    a_save(ports, job="other-0123456789")
+    assert starting_is_refused(ports).code == "weights_damaged"
+    ports.request_files.objects[BUCKET, f"{OF_A_JOB}/manifest.json"] = b"{}"
+    assert starting_is_refused(ports).code == "weights_damaged"

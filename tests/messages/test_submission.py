@@ -119,6 +119,7 @@ ELSEWHERE = {
     "dataset_version_taken",
     "weights_not_found",
     "weights_damaged",
+    "weights_do_not_fit",
 }
 """Tested where a table, a bucket or a template is at hand."""
 

@@ -1,4 +1,4 @@
-"""Brings the weights that a training starts from out of a bucket: what their SHA256SUMS lists, each proved."""
+"""Brings the weights that a training starts from out of a bucket, each file proved: by SHA256SUMS, or a manifest."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from agent.files import plain_name, sha256_of
 from agent.journal import Journal
 from agent.shards import NotAsPinned, Place, streamed
 from agent.threads import Loop
+from job_contract.checkpoint_layout import MANIFEST_FILE, SavePointer, open_manifest, read_manifest
 from job_contract.node_files import DAMAGED_DATA_FILE, WEIGHTS_FOLDER, DamagedData, write_message
 from job_contract.spec import TrainingSpec
 from job_contract.version import ContractError
-from job_contract.weights import SUMS_FILE, SUMS_LIMIT_BYTES
+from job_contract.weights import MANIFEST_LIMIT_BYTES, SUMS_FILE, SUMS_LIMIT_BYTES, SaveOf, save_of
 
 WANTED = (".safetensors", ".json")
 RETRY_S = 1.0
@@ -49,8 +50,8 @@ class WeightFiles:
         downloads: int,
         journal: Journal,
     ) -> None:
-        """`pinned` is the sha256 that the list must have, None for any."""
-        self._pinned = pinned
+        """`pinned` is the sha256 that the list must have, or the manifest of a save; None for any."""
+        self._pinned, self._save = pinned, save_of(uri)
         self.store = root / "weights" / hashlib.sha256(uri.encode()).hexdigest()[:16]
         self._run_dir, self._place, self._downloads, self._journal = run_dir, place, downloads, journal
         self.damaged: DamagedData | None = None
@@ -66,7 +67,7 @@ class WeightFiles:
         if self.damaged or (self._run_dir / WEIGHTS_FOLDER).exists():
             return DONE_S
         try:
-            digests = self._sums()
+            digests = self._manifest(self._save) if self._save else self._sums()
             with ThreadPoolExecutor(self._downloads, thread_name_prefix="weights") as pool:
                 for _ in pool.map(self._bring, *zip(*digests.items(), strict=True)):
                     pass
@@ -86,11 +87,7 @@ class WeightFiles:
 
     def _sums(self) -> dict[str, str]:
         """Return the digest by file of what the trainer reads. Raises NotAsPinned for a list that cannot be used."""
-        raw = b""
-        for chunk in streamed(self._place, SUMS_FILE, self.loop):
-            raw += chunk
-            if len(raw) > SUMS_LIMIT_BYTES:
-                raise NotAsPinned(SUMS_FILE, f"it has more than {SUMS_LIMIT_BYTES} bytes")
+        raw = self._read(SUMS_FILE, SUMS_LIMIT_BYTES)
         found = hashlib.sha256(raw).hexdigest()
         if self._pinned not in (None, found):
             raise NotAsPinned(
@@ -113,6 +110,26 @@ class WeightFiles:
             )
         return digests
 
+    def _manifest(self, named: SaveOf) -> dict[str, str]:
+        """Return the digest by file of a committed save. Raises NotAsPinned for another one than was accepted."""
+        raw = self._read(MANIFEST_FILE, MANIFEST_LIMIT_BYTES)
+        try:
+            pinned = self._pinned or read_manifest(raw).sha256 or ""
+            manifest = open_manifest(raw, job=named.job, pointer=SavePointer(save=named.save, manifest_sha256=pinned))
+            digests = {plain_name(file.path): file.sha256 for file in manifest.files}
+        except ContractError as error:
+            raise NotAsPinned(MANIFEST_FILE, str(error)) from error
+        (self.store / MANIFEST_FILE).write_bytes(raw)
+        return digests
+
+    def _read(self, name: str, limit_bytes: int) -> bytes:
+        raw = b""
+        for chunk in streamed(self._place, name, self.loop):
+            raw += chunk
+            if len(raw) > limit_bytes:
+                raise NotAsPinned(name, f"it has more than {limit_bytes} bytes")
+        return raw
+
     def _bring(self, name: str, digest: str) -> None:
         kept = self.store / name
         if kept.exists() and sha256_of(kept)[0] == digest:
@@ -123,7 +140,8 @@ class WeightFiles:
                 kept.with_name(f".{name}.part").replace(kept)
                 return
             if last:
-                raise NotAsPinned(name, f"sha256 {found[:12]}, {SUMS_FILE} says {digest[:12]}")
+                lister = MANIFEST_FILE if self._save else SUMS_FILE
+                raise NotAsPinned(name, f"sha256 {found[:12]}, {lister} says {digest[:12]}")
 
     def _download(self, name: str, draft: Path) -> str:
         digest = hashlib.sha256()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from job_contract.checkpoint_layout import MANIFEST_FILE, Manifest, SavePointer, open_manifest
+from job_contract.checkpoint_layout import MANIFEST_FILE, Manifest, SavePointer, open_manifest, read_manifest
 from job_contract.node_files import JobFile, Needs, Provided, read_message, write_message
 from job_contract.reports import FellBack
 from job_contract.version import ContractError
@@ -168,3 +168,36 @@ class Restore:
     def _merge(self, problems: list[FellBack]) -> list[FellBack]:
         everywhere = self.ranks.collect(problems)
         return sorted({item for items in everywhere for item in items}, key=lambda item: (item.file, item.reason))  # type: ignore[attr-defined]
+
+
+class Lent:
+    """The weights of another job's save, which the agent has brought to `folder` and proved.
+
+    Raises UserError for what cannot be a start of this model.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.folder = folder
+        try:
+            self.manifest = read_manifest((folder / MANIFEST_FILE).read_bytes())
+            self.metadata = read_metadata(folder / METADATA_FILE)
+        except (ContractError, Refused, OSError) as error:
+            raise UserError(f"init_from: it is no whole save: {error}") from error
+        if config.training.lora is not None:
+            raise UserError(f"init_from: {self.manifest.save} is no base for adapters; export it to a folder first")
+        saved, here = self.manifest.facts.get("config", {}).get("model", {}), config.fixed["model"]
+        wrong = sorted(name for name in here if name != "dropout" and saved.get(name) != here[name])
+        if wrong:
+            raise UserError(f"init_from: {self.manifest.save} holds another model; different: {', '.join(wrong)}")
+
+    def digest(self) -> str:
+        """Return the digest of the manifest, which pins every file."""
+        return self.manifest.sha256 or ""
+
+    def into(self, tensors: dict[str, Tensor]) -> None:
+        """The tensors hold the save's parameters of the same names; each rank has read its own shards."""
+        try:
+            reader = VerifiedReader(self.folder, self.metadata)
+            dcp.load(dict(tensors), storage_reader=reader, planner=LoadPlanner(), no_dist=True)
+        except (CheckpointException, Refused, RuntimeError, ValueError, KeyError) as error:
+            raise UserError(f"init_from: {self.manifest.save} cannot be loaded: {error}") from error

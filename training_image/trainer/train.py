@@ -27,6 +27,7 @@ from job_contract.node_files import (
     write_message,
 )
 from job_contract.reports import FellBack
+from job_contract.weights import save_of
 from trainer import data
 from trainer.checkpoint import Saves
 from trainer.config import Config, config_of
@@ -40,7 +41,7 @@ from trainer.metrics import Journal
 from trainer.parallel import Learner, Ranks, join, patient, shorten_timeouts
 from trainer.preflight import check_network, reachable
 from trainer.pulse import Lack, Pulse
-from trainer.restore import OrderedMeanwhile, Restore
+from trainer.restore import Lent, OrderedMeanwhile, Restore
 
 # DDP settles its buckets after the first backward pass; at three ranks and more a resume is exact only after that.
 WARM_UP_STEPS = 2
@@ -180,10 +181,15 @@ def load_weights(run: Run) -> None:
     folder = weights_folder(run, uri)
     digest, fault, ordered = "", "", False
     try:
-        weights = Weights(folder, config.model, between=lambda: look_up(run))
-        if run.ranks.rank % config.ranks_per_node == 0:
-            digest = weights.digest()
-        run.learner.start_from(weights)
+        if save_of(uri):
+            save = Lent(folder, config)
+            digest = save.digest()
+            save.into({name: one for name, one in run.learner.tensors().items() if name.startswith("parameter.")})
+        else:
+            weights = Weights(folder, config.model, between=lambda: look_up(run))
+            if run.ranks.rank % config.ranks_per_node == 0:
+                digest = weights.digest()
+            run.learner.start_from(weights)
     except UserError as error:
         fault = str(error)
     except OrderedMeanwhile:
@@ -215,7 +221,8 @@ def weights_folder(run: Run, uri: str) -> Path:
         show(run, "loading_weights")
         return Path(unquote(urlsplit(uri).path))
     brought = run.journal.run_dir / WEIGHTS_FOLDER
-    lack = Lack(f"the weights in {uri}", run.learner.weight_bytes)
+    # A save has two moments beside each weight.
+    lack = Lack(f"the weights in {uri}", run.learner.weight_bytes * (3 if save_of(uri) else 1))
     run.journal.event("weights_awaited", uri=uri)
     while True:
         here = brought.exists()

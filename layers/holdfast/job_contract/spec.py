@@ -56,7 +56,8 @@ class TrainingSpec:
 
     `activation_checkpointing` is none, full or selective. None in it, in `compile`, `prefetch` (units gathered ahead)
     or `reshard_after_forward` leaves the choice to the trainer, by device. With `lora` only adapters are trained.
-    `init_sha256` is the sha256 of the SHA256SUMS in the s3:// folder `init_from`, as it was when the job was accepted.
+    `init_sha256` pins an s3:// `init_from`: the sha256 of the SHA256SUMS that lay in the folder when the job was
+    accepted, or the digest of the save's manifest.
     """
 
     model: ModelSpec

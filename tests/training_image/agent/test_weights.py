@@ -10,6 +10,7 @@ from agent.cloud import Bucket
 from agent.journal import Journal
 from agent.shards import place_of
 from agent.weights import WeightFiles, address_of
+from job_contract.checkpoint_layout import Manifest, SavedFile, seal
 from job_contract.node_files import WEIGHTS_FOLDER
 from job_contract.spec import DataSpec, LoraSpec, ModelSpec, TrainingSpec
 
@@ -37,11 +38,11 @@ def stored(s3):
 
 @pytest.fixture
 def make(tmp_path, stored):
-    def make(attempt=1, pinned=None):
+    def make(attempt=1, pinned=None, uri=URI):
         run_dir = tmp_path / f"run-{attempt}"
         run_dir.mkdir(exist_ok=True)
         return WeightFiles(
-            URI, pinned, run_dir=run_dir, root=tmp_path, place=place_of(URI, Bucket(stored, "bucket")), downloads=2,
+            uri, pinned, run_dir=run_dir, root=tmp_path, place=place_of(uri, Bucket(stored, "bucket")), downloads=2,
             journal=Journal(tmp_path / "events.jsonl"),
         )  # fmt: skip
 
@@ -89,6 +90,43 @@ def test_another_list_than_the_accepted_one_is_named_even_where_every_file_agree
         assert words in files.damaged.reason
     make(attempt=3).round()
     assert shown(tmp_path, 3)["model-2.safetensors"] == b"new" * 100, "a spec of an older supervisor pins nothing"
+
+
+SAVE = "step-00000025.a0001.s01"
+OF_A_JOB = f"s3://bucket/teams/research/jobs/first-0123456789/saves/{SAVE}/"
+BYTES = {".metadata": b"m" * 10, "__0_0.distcp": b"d" * 100}
+
+
+@pytest.fixture
+def committed(stored):
+    """The save of another job, in the bucket; returns the digest of its manifest."""
+    files = tuple(
+        SavedFile(path=name, size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest(), node_rank=0)
+        for name, body in BYTES.items()
+    )
+    raw, digest = seal(
+        Manifest(
+            job="first-0123456789", attempt=1, step=25, save=SAVE, world_size=1, mesh=(1,), config_hash="c",
+            corpus_digest="d", versions={}, facts={}, files=files,
+        )
+    )  # fmt: skip
+    prefix = OF_A_JOB.removeprefix("s3://bucket/")
+    stored.objects |= {f"{prefix}{name}": body for name, body in {**BYTES, "manifest.json": raw}.items()}
+    return digest
+
+
+def test_a_save_of_another_job_is_brought_and_proved_by_its_manifest(make, committed, stored, tmp_path):
+    make(pinned=committed, uri=OF_A_JOB).round()
+    assert set(shown(tmp_path)) == {*BYTES, "manifest.json"}
+    stored.objects[f"{OF_A_JOB.removeprefix('s3://bucket/')}.metadata"] = b"n" * 10
+    other = make(attempt=2, pinned="0" * 64, uri=OF_A_JOB)
+    other.round()
+    assert other.damaged.file == "manifest.json" and "committed was 000000000000" in other.damaged.reason
+    (tmp_path / "weights").rename(tmp_path / "gone")
+    fresh = make(attempt=3, pinned=committed, uri=OF_A_JOB)
+    fresh.round()
+    assert fresh.damaged.file == ".metadata" and "manifest.json says" in fresh.damaged.reason
+    assert shown(tmp_path, 2) is shown(tmp_path, 3) is None
 
 
 def test_a_bucket_that_does_not_answer_is_asked_again_and_not_blamed(make, stored, tmp_path):

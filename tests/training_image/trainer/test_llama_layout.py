@@ -176,6 +176,27 @@ def test_two_ranks_start_from_weights_and_do_not_load_them_again(tmp_path, corpu
         read = weights.read(name, tuple(parameter.shape), ())
         assert torch.allclose(saved[f"parameter.{name}"], read, rtol=0, atol=1e-7), name
 
+    # Another job starts from that save, on other ranks in another mode. Weights only: its first step takes the same
+    # samples, so its moments are those of the first job's only if they began as zeros again.
+    name = bucket.committed[-1].save
+    start = {"init_from": f"s3://bucket/teams/research/jobs/job-1/saves/{name}/", "parallel": "ddp"}
+    second = tiny_spec(model=SIZES, sequence_length=16, steps=1, learning_rate=1e-9, **start)
+    lent = FolderBucket(tmp_path / "second")
+    with started(tmp_path, corpus_dir, second, 1, bucket=lent) as ranks:
+        (ranks.run_dir(0) / "weights").symlink_to(bucket.folder(name))
+        assert ranks.finish() == [0], ranks.log(0)
+        assert ranks.saw("weights_loaded")
+    again = whole_tensors(lent.folder(lent.committed[-1].save))
+    for name, tensor in saved.items():
+        assert torch.allclose(again[name], tensor, rtol=1e-3, atol=1e-7), name
+    assert saved["moment1.embedding.weight"].abs().max() > 1e-5
+
+    wider = tiny_spec(model={**SIZES, "ffn_dim": 128}, sequence_length=16, steps=1, **start)
+    with started(tmp_path, corpus_dir, wider, 1) as ranks:
+        (ranks.run_dir(0) / "weights").symlink_to(bucket.folder(bucket.committed[-1].save))
+        assert ranks.finish() == [74]
+        assert "holds another model; different: ffn_dim" in ranks.log(0)
+
 
 def flip(path: Path) -> None:
     raw = bytearray(path.read_bytes())

@@ -54,7 +54,7 @@ def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket
     if training.evaluation is not None:
         evaluation = evaluation_spec(training.evaluation, found(training.evaluation.data, "training.evaluation.data"))
     data = found(training.data, "training.data")
-    return with_data(order, data, evaluation, init_sha256=weights_sha256(training.init_from, files))
+    return with_data(order, data, evaluation, init_sha256=weights_sha256(training, files))
 
 
 def register(wish: RegisterDataset, ports: Ports, *, bucket: str | None) -> bool:

@@ -247,12 +247,16 @@ REFUSALS: Mapping[str, Refusal] = {
         "set training.model.vocab or training.sequence_length as the reason says",
     ),
     "weights_not_found": Refusal(
-        "There is no SHA256SUMS in training.init_from, so nothing says which weights are meant",
-        "make it with sha256sum in the weights' folder, and upload it",
+        "There is no SHA256SUMS in training.init_from, so nothing says which weights are meant; or no such save",
+        "make it with sha256sum in the weights' folder, and upload it; or name a save that is there",
     ),
     "weights_damaged": Refusal(
         "What lists the weights of training.init_from cannot be used",
-        "upload the weights and their list again",
+        "upload the weights and their list again; or name another save",
+    ),
+    "weights_do_not_fit": Refusal(
+        "The save that training.init_from names is of another model, of adapters, or not of the bundled trainer",
+        "correct training.model as the reason says, or export the weights to a folder",
     ),
     "dataset_version_taken": Refusal(
         "A name and version of a dataset are taken by another one",

@@ -246,7 +246,8 @@ class Training(_Part):
         max_length=1_024,
         pattern=r"^(s3://[a-z0-9.-]{3,63}/\S+|file:///mnt(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+)$",
         description="weights to start from in Hugging Face's Llama layout: a folder on the nodes, file:///mnt/folder, "
-        "or with SHA256SUMS in the stack's bucket, s3://bucket/teams/<team>/folder",
+        "or with SHA256SUMS in the stack's bucket, s3://bucket/teams/<team>/folder; or a committed save of the team, "
+        "s3://bucket/teams/<team>/jobs/<job>/saves/<save>",
     )
 
     evaluation: Evaluation | None = Field(None, description="data, every_steps, batches")

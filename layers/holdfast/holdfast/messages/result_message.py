@@ -68,7 +68,7 @@ def artifacts(job: Job, bucket: str) -> dict[str, str]:
 
 
 def checkpoint_uri(job: Job, bucket: str) -> str | None:
-    """Return the s3:// address of the newest committed save, which `init_from` and `resume_from` take."""
+    """Return the s3:// address of the newest committed save, which `init_from` takes."""
     if job.saved is None:
         return None
     return f"s3://{bucket}/{file_key(job_prefix(job.team, job.id), job.saved.save, '')}"
