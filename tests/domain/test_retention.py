@@ -71,3 +71,10 @@ def test_nothing_goes_where_the_line_cannot_be_read() -> None:
 def test_the_save_at_which_a_branch_began_stays() -> None:
     start = SavePointer(save=NAMES[4], manifest_sha256="a" * 64)
     assert expired(job(retry_from=start), NAMES, LINE[:2]) == [NAMES[3], NAMES[2]]
+
+
+def test_of_a_job_that_is_over_the_kept_saves_are_left_if_its_last_attempt_made_the_newest() -> None:
+    over = b.after(job(), b.finished(), b.closed())
+    assert over.over
+    assert expired(over, NAMES, LINE[:2]) == [NAMES[4], NAMES[3], NAMES[2]]
+    assert expired(replace(over, attempt=2), NAMES, LINE[:2]) == []

@@ -31,6 +31,7 @@ DOORS = [
     "on_attempt_ended",
     "publish_changes",
     "write_report",
+    "retire_saves",
     "sweep",
 ]
 

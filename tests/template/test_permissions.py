@@ -9,7 +9,7 @@ import pytest
 from holdfast.application.news import PHASE_CHANGED
 
 ROLES = deployed.resources("AWS::IAM::Role")
-RECORDERS = set(deployed.DOORS) - {"publish_changes", "write_report"}
+RECORDERS = set(deployed.DOORS) - {"publish_changes", "write_report", "retire_saves"}
 WARN_POOLS = {"on_spot_interruption", "on_capacity_block_event", "on_bid_evicted", "on_node_report"}
 
 # Actions for which AWS knows no narrower resource than "*".
@@ -151,7 +151,7 @@ ENDERS = {
         ("s3:PutObject", {"launch_fleet", "write_report"}),
         ("ec2:DescribeSpotPriceHistory", {"accept_request", "launch_fleet"}),
         ("servicequotas:GetServiceQuota", {"accept_request", "launch_fleet"}),
-        ("s3:DeleteObject", {"sweep"}),
+        ("s3:DeleteObject", {"sweep", "retire_saves"}),
         ("dynamodb:Scan", set()),
     ],
 )

@@ -26,3 +26,21 @@ def retire_saves(job: Job, ports: Ports) -> list[str]:
     for save in gone:
         ports.checkpoints.forget(prefix, save)
     return gone
+
+
+def tidy(job_id: str, ports: Ports) -> list[str]:
+    """Of a job that is over no more saves are left than `checkpoint.keep` says; returns the names of those that went.
+
+    A job that is tried again meanwhile keeps what is there.
+    """
+    job = ports.store.load(job_id)
+    if job is None or not job.over or job.saved is None:
+        return []
+    prefix, gone = job_prefix(job.team, job.id), list[str]()
+    for save in expired(job, ports.checkpoints.saves(prefix), ports.checkpoints.lineage(prefix, job, job.keep)):
+        now = ports.store.load(job_id)
+        if now is None or not now.over:
+            break
+        ports.checkpoints.forget(prefix, save)
+        gone.append(save)
+    return gone

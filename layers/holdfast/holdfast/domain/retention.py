@@ -12,11 +12,11 @@ def expired(job: Job, saves: Iterable[str], lineage: Sequence[Manifest]) -> list
     """Return the saves to delete, oldest first; `lineage` is the head's save and its ancestors, newest first.
 
     Everything older than the `keep` newest finite saves of the line goes: older saves, those of a branch left behind,
-    and what was never committed. Nothing goes before the live attempt has committed a save of its own, because until
-    then it may fall back along what it was told to restore; nor where a save of the line cannot be read. A job without
-    a live attempt may be given one at any moment, so its saves stay.
+    and what was never committed. Nothing goes before the newest attempt has committed a save of its own, because until
+    then it may fall back along what it was told to restore, and a job that ended so may have no better one; nor where a
+    save of the line cannot be read. A job that waits may be given an attempt at any moment, so its saves stay.
     """
-    if not job.attempt_open or job.saved is None or not lineage:
+    if not (job.attempt_open or job.over) or job.saved is None or not lineage:
         return []
     if {parse_save_name(job.saved.save).attempt, parse_save_name(lineage[0].save).attempt} != {job.attempt}:
         return []
