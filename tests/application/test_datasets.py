@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.application.control import obey
-from holdfast.application.datasets import pinned
-from holdfast.application.intake import take_in
+from holdfast.application.datasets import Facts, pinned
+from holdfast.application.intake import plan_for, take_in
 from holdfast.application.requests import read_order
+from holdfast.domain.catalogue import InstanceType, Offers
 from holdfast.domain.errors import Rejected
 from holdfast.domain.locations import dataset_place
 from holdfast.messages.acceptance import Acceptance
@@ -298,3 +300,24 @@ def test_a_save_that_is_no_start_of_the_model_is_refused_with_what_is_wrong_and_
     assert starting_is_refused(ports).code == "weights_damaged"
     ports.request_files.objects[BUCKET, f"{OF_A_JOB}/manifest.json"] = b"{}"
     assert starting_is_refused(ports).code == "weights_damaged"
+
+
+def test_a_plan_counts_the_data_that_a_node_keeps_of_the_training_and_of_the_evaluation(ports: FakePorts) -> None:
+    """Two shards of 600 tokens of two bytes; what is on a mount is not brought."""
+    register(ports, uri="s3://corpora/web/v3")
+    evaluation = {"data": {"uri": OWN}, "every_steps": 5, "batches": 1}
+    assert order(ports, {"dataset": "web@3"}).brought_bytes == 2400
+    both = order(ports, {"uri": "s3://corpora/web/v3"}, evaluation=evaluation)
+    assert both.brought_bytes == 4800
+    assert order(ports, {"uri": "file:///mnt/fsx/web", "digest": "d" * 64}).brought_bytes == 0
+    assert order(ports, {"corpus": "stdlib"}).brought_bytes == 0
+    kind = InstanceType(name="c7i.large", vcpus=2, memory_bytes=4 * 1024**3)
+    ports.catalogue.known = Offers(types={kind.name: kind})
+    assert plan_for(both, ports.catalogue, now=b.NOW).refusal is None
+    refusal = plan_for(replace(both, brought_bytes=141 * 10**9), ports.catalogue, now=b.NOW).refusal
+    assert refusal is not None and refusal.code == "checkpoint_over_disk"
+
+
+def test_data_of_which_less_than_two_blocks_are_read_count_as_one() -> None:
+    facts = Facts(block_bytes=40, two_blocks_bytes=80, two_blocks_tokens=1000)
+    assert [facts.on_disk_bytes(tokens) for tokens in (999, 1000)] == [40, 80]

@@ -133,3 +133,18 @@ def test_fields_of_a_later_release_are_ignored_and_part_of_the_digest() -> None:
     raw = resealed(_set("a_field_of_tomorrow", value=[1]))
     assert open_index(raw).sha256 != open_index(GOLDEN.read_bytes()).sha256
     assert open_index(raw).shards == INDEX.shards
+
+
+def test_what_a_node_holds_of_a_dataset_is_at_least_its_smallest_shards() -> None:
+    def shard(number: int) -> Shard:
+        file = StoredFile(file=f"w{number}", bytes=number, sha256="")
+        facts = {"file": "", "sha256": "", "documents": file, "document_count": 0}
+        return Shard(tokens=number, bytes=2 * number, weights=file, **facts)
+
+    index = DatasetIndex(
+        dtype="uint16", vocab=260, tokens=0, tokenizer=TokenizerFacts(kind="bytes"),
+        shards=tuple(shard(number) for number in range(10, 0, -1)), source="", licence="",
+    )  # fmt: skip
+    assert index.smallest(1) == (10, 30)
+    assert index.smallest(2) == (36, 108)
+    assert index.smallest(3) == (55, 165)

@@ -280,6 +280,17 @@ def test_auto_is_hsdp_over_nodes_where_a_replica_fits_one_and_its_copy_fits_the_
     assert planned(parallel="fsdp").parallel == "fsdp"
 
 
+def test_the_data_that_a_node_keeps_count_beside_its_saves() -> None:
+    """A node writes 41 GB of a save."""
+    tight = offering(replace(P5, instance_store_bytes=200 * GB))
+    assert planned(tight, brought_bytes=70 * GB).refusal is None
+    refusal = planned(tight, brought_bytes=90 * GB).refusal
+    assert refusal is not None and refusal.code == "checkpoint_over_disk"
+    assert "and 83.8 GiB of data on its disk" in refusal.text and "smaller shards" in refusal.text
+    roomy = offering(replace(P5, instance_store_bytes=250 * GB))
+    assert [planned(roomy, brought_bytes=size).parallel for size in (0, 10 * GB)] == ["hsdp", "fsdp"]
+
+
 def test_a_70b_model_on_4_nodes_is_staged_in_207_gb_or_saved_while_the_training_stands() -> None:
     large = {"model": MODEL_70B, "nodes": 4, "min_nodes": 4, "global_batch": 64, "steps": 1000, "checkpointing": "full"}
     [option] = planned(**large).options

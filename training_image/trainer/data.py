@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from job_contract.dataset import BLOCK_SHARDS
 from trainer.config import Config
 from trainer.corpus import Corpus
 from trainer.endings import UserError
-
-BLOCK_SHARDS = 4
 
 
 @dataclass(frozen=True)

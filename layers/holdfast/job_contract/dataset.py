@@ -28,6 +28,10 @@ DOCUMENT_BYTES = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+BLOCK_SHARDS = 4
+"""Windows are mixed within so many shards; a node holds those that it reads and the next."""
+
+
 class BadIndex(ContractError):
     """An index that is not whole, not consistent, or not the one that was pinned."""
 
@@ -91,6 +95,11 @@ class DatasetIndex:
     def masked(self) -> bool:
         """Whether some tokens are no targets."""
         return any(shard.weights for shard in self.shards)
+
+    def smallest(self, blocks: int) -> tuple[int, int]:
+        """Return tokens and needed bytes of the smallest shards that make so many blocks; no node holds fewer."""
+        shards = sorted(self.shards, key=lambda shard: shard.bytes)[: blocks * BLOCK_SHARDS]
+        return sum(shard.tokens for shard in shards), sum(file.bytes for shard in shards for file in shard.needed)
 
     @property
     def files(self) -> Iterator[StoredFile]:

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 
-from job_contract.dataset import TokenizerFacts
+from job_contract.dataset import BLOCK_SHARDS, TokenizerFacts
 from job_contract.dataset_writer import DatasetWriter
 from tests.training_image.trainer.folder_agent import tiny_spec
 from trainer.config import Config, config_of
 from trainer.corpus import Corpus, open_corpus
-from trainer.data import BLOCK_SHARDS, Batches, Order, permutation
+from trainer.data import Batches, Order, permutation
 from trainer.endings import UserError
 
 # Ten shards of 100 to 190 tokens.

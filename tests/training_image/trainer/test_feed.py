@@ -11,12 +11,12 @@ import pytest
 
 from agent.journal import Journal
 from agent.shards import Shards
-from job_contract.dataset import DatasetIndex, TokenizerFacts
+from job_contract.dataset import BLOCK_SHARDS, DatasetIndex, TokenizerFacts
 from job_contract.dataset_writer import DatasetWriter
 from job_contract.spec import DataSpec, JobSpec
 from tests.training_image.trainer.folder_agent import tiny_spec
 from trainer.config import config_of
-from trainer.data import BLOCK_SHARDS, Batches
+from trainer.data import Batches
 from trainer.feed import Feed
 
 SHARDS, SHARD_TOKENS, WINDOW, BATCH = 1000, 17, 8, 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from holdfast.application.ports import Ports, RequestFiles
@@ -30,6 +30,16 @@ class Facts:
 
     vocab: int | None = None
     longest_shard: int | None = None
+    block_bytes: int = 0
+    two_blocks_bytes: int = 0
+    two_blocks_tokens: int = 0
+
+    def on_disk_bytes(self, tokens: int) -> int:
+        """Return what a node keeps at least while so many tokens are read: the block that is read, and the next."""
+        return self.two_blocks_bytes if tokens >= self.two_blocks_tokens else self.block_bytes
+
+
+NUMBERS = tuple(field.name for field in fields(Facts))
 
 
 def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket: str | None) -> Acceptance:
@@ -38,8 +48,10 @@ def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket
     Raises Rejected.
     """
     training, team = order.asked.training, order.asked.team
+    brought_bytes = 0
 
-    def found(asked: Data, field: str) -> DataSpec:
+    def found(asked: Data, field: str, steps: int) -> DataSpec:
+        nonlocal brought_bytes
         if asked.corpus is not None:
             return DataSpec(corpus=asked.corpus)
         if asked.dataset is not None:
@@ -48,13 +60,16 @@ def pinned(order: Acceptance, *, registry: Registry, files: RequestFiles, bucket
             uri = dataset_place(asked.uri or "", f"{field}.uri", bucket=bucket, team=team)
             spec, facts = _at(uri, asked.digest, files)
         _refuse_what_does_not_fit(training, facts, field)
+        brought_bytes += facts.on_disk_bytes(steps * training.global_batch * training.sequence_length)
         return spec
 
     evaluation = None
     if training.evaluation is not None:
-        evaluation = evaluation_spec(training.evaluation, found(training.evaluation.data, "training.evaluation.data"))
-    data = found(training.data, "training.data")
-    return with_data(order, data, evaluation, init_sha256=weights_sha256(training, files))
+        asked = training.evaluation
+        evaluation = evaluation_spec(asked, found(asked.data, "training.evaluation.data", asked.batches))
+    data = found(training.data, "training.data", training.steps)
+    made = with_data(order, data, evaluation, init_sha256=weights_sha256(training, files))
+    return replace(made, brought_bytes=brought_bytes)
 
 
 def register(wish: RegisterDataset, ports: Ports, *, bucket: str | None) -> bool:
@@ -68,6 +83,7 @@ def register(wish: RegisterDataset, ports: Ports, *, bucket: str | None) -> bool
             "tokens": index.tokens,
             "vocab": index.vocab,
             "longest_shard": max(shard.tokens for shard in index.shards),
+            **_blocks(index),
             "masked": index.masked,
             "tokenizer": index.tokenizer.kind,
             "source": index.source,
@@ -86,18 +102,23 @@ def _registered(name: str, registry: Registry, *, bucket: str | None, team: str)
         raise Rejected("unknown_dataset", f"there is no dataset {name}; `holdfast dataset list` shows those there are")
     # A dataset of one team's part of the bucket stays that team's.
     uri = dataset_place(str(found["uri"]), f"the place of dataset {name}", bucket=bucket, team=team)
-    numbers = {key: int(found[key]) for key in ("vocab", "longest_shard") if found.get(key) is not None}
+    numbers = {key: int(found[key]) for key in NUMBERS if found.get(key) is not None}
     return DataSpec(uri=uri, index_sha256=str(found["digest"]), dataset=name), Facts(**numbers)
 
 
 def _at(uri: str, digest: str | None, files: RequestFiles) -> tuple[DataSpec, Facts]:
     if uri.startswith("s3://"):
         index = _index(uri, digest, files)
-        facts = Facts(vocab=index.vocab, longest_shard=max(shard.tokens for shard in index.shards))
+        facts = Facts(index.vocab, max(shard.tokens for shard in index.shards), **_blocks(index))
         return DataSpec(uri=uri, index_sha256=index.sha256), facts
     if digest is None:
         raise _digest_needed(uri)
     return DataSpec(uri=uri, index_sha256=digest), Facts()
+
+
+def _blocks(index: DatasetIndex) -> dict[str, int]:
+    (_, one), (tokens, two) = index.smallest(1), index.smallest(2)
+    return {"block_bytes": one, "two_blocks_bytes": two, "two_blocks_tokens": tokens}
 
 
 def _digest_needed(uri: str) -> Rejected:

@@ -46,7 +46,11 @@ def take_in(body: str, ports: Ports, *, bucket: str | None = None) -> Taken:
 def plan_for(order: Acceptance, catalogue: Catalogue, *, now: float) -> Plan:
     """Return the plan of an order against what AWS offers now. Raises Unavailable."""
     fleet = order.asked.fleet
-    return plan(plan_request(order.asked), catalogue.offers(fleet.instance_types, fleet.market), now=now)
+    return plan(
+        plan_request(order.asked, brought_bytes=order.brought_bytes),
+        catalogue.offers(fleet.instance_types, fleet.market),
+        now=now,
+    )
 
 
 def accept(job: Job, request: Mapping[str, Any], spec: JobSpec, *, store: JobStore) -> bool:

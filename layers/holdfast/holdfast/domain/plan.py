@@ -81,7 +81,7 @@ def _fits_easily(on: Sized) -> bool:
     return (
         on.memory_need_bytes <= EASY_SHARE * on.memory_bytes
         and on.host_need_bytes <= on.kind.memory_bytes
-        and SAVES_ON_DISK * on.staged_bytes <= on.disk_bytes
+        and SAVES_ON_DISK * on.staged_bytes + on.asked.brought_bytes <= on.disk_bytes
     )
 
 

@@ -212,10 +212,12 @@ def _disk(on: Sized) -> Note | None:
     if on.disk_need_bytes <= on.disk_bytes:
         return None
     what = "instance store" if on.kind.instance_store_bytes else "root volume"
+    data = on.asked.brought_bytes
     return Note(
         "checkpoint_over_disk",
-        f"a node keeps {SAVES_ON_DISK} saves of {gib(on.save_bytes)} each on its disk, the {what} of {on.kind.name} "
-        f"has {gib(on.disk_bytes)}; use more nodes, or a type with more instance store",
+        f"a node keeps {SAVES_ON_DISK} saves of {gib(on.save_bytes)} each{f' and {gib(data)} of data' if data else ''} "
+        f"on its disk, the {what} of {on.kind.name} has {gib(on.disk_bytes)}; use more nodes, or a type with more "
+        f"instance store{', or prepare the data with smaller shards' if data else ''}",
     )
 
 

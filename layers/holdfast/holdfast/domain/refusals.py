@@ -195,8 +195,8 @@ REFUSALS: Mapping[str, Refusal] = {
         "set training.micro_batch lower",
     ),
     "checkpoint_over_disk": Refusal(
-        "A node's disk has no room for its part of three saves",
-        "use more nodes, or a type with more instance store",
+        "A node's disk has no room for its part of three saves and the data that it reads now and next",
+        "use more nodes, a type with more instance store, or smaller shards",
     ),
     "save_slower_than_interval": Refusal(
         "A periodic save cannot be durable before the next one is due",

@@ -27,7 +27,10 @@ from job_contract.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What a request says that a plan asks for; `zones` () = any, `min_nodes` = `nodes` where not asked for."""
+    """What a request says that a plan asks for; `zones` () = any, `min_nodes` = `nodes` where not asked for.
+
+    `brought_bytes` is what a node keeps of data on its disk.
+    """
 
     nodes: int
     min_nodes: int
@@ -50,6 +53,7 @@ class PlanRequest:
     own_image: bool = False
     checkpointing: str = "none"
     trained: int | None = None
+    brought_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class Sized:
 
     @property
     def disk_need_bytes(self) -> int:
-        return SAVES_ON_DISK * self.save_bytes
+        return SAVES_ON_DISK * self.save_bytes + self.asked.brought_bytes
 
     @cached_property
     def pace(self) -> Pace | None:

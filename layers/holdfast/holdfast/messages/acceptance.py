@@ -29,10 +29,13 @@ ONE_RANK_PER_GPU = 0
 
 @dataclass(frozen=True)
 class Acceptance:
+    """`brought_bytes` is what each node keeps of data on its disk at least, as far as that is known."""
+
     job: Job
     request: Mapping[str, Any]
     spec: JobSpec
     asked: JobRequest
+    brought_bytes: int = 0
 
 
 def read_acceptance(body: str, *, now: float, bucket: str | None = None) -> Acceptance:

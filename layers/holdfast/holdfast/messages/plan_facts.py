@@ -15,8 +15,8 @@ STORED_OPTIONS = 5
 """A request may name twenty types; what is stored beside it stays small."""
 
 
-def plan_request(request: JobRequest) -> PlanRequest:
-    """Return what the plan needs to know of the request."""
+def plan_request(request: JobRequest, *, brought_bytes: int = 0) -> PlanRequest:
+    """Return what the plan needs to know of the request; each node is brought so many bytes of data."""
     training, fleet, limits = request.training, request.fleet, request.limits
     interval = checkpoint_spec(request)
     return PlanRequest(
@@ -41,6 +41,7 @@ def plan_request(request: JobRequest) -> PlanRequest:
         own_image=request.image is not None,
         trained=trained_parameters(training.model.as_spec(), training.lora_spec),
         checkpointing=training.activation_checkpointing or "none",
+        brought_bytes=brought_bytes,
     )
 
 

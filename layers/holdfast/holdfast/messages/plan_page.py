@@ -33,6 +33,8 @@ attention matrix never stored. With `activation_checkpointing` full only the lay
 (5 dim + 2 kv_dim + 2 ffn_dim) elements | refusals |
 | a save | {e.SAVED_BYTES} bytes a parameter, dealt out evenly over the nodes; {e.SAVES_ON_DISK} of them on each disk | \
 refusals |
+| data | two blocks of four shards of the dataset, and of the evaluation set, on each disk; one block where \
+no more is read. Of a mounted file system nothing | refusals |
 | host memory | what a node may have to write of a save, staged: with FSDP its part (a 70B model on 4 nodes: 207 GB), \
 with DDP and HSDP all of it; and 2 GiB for the system | `auto`; a warning that saves stop the training |
 | seconds of a save | at the network card's peak (bound), or at {e.NETWORK_USE:.0%} of its baseline (usual) | refusal; \
