@@ -29,7 +29,7 @@ class Journal:
     def step(self, **line: float) -> None:
         """The finished optimizer step is in metrics.jsonl; steps count from 1. Only global rank 0 writes.
 
-        `seconds` is the step itself; `data_wait_s` what this rank waited for data before and in it.
+        `seconds` is the step itself; `data_wait_ms` what this rank waited for data before and in it.
         """
         if self.rank == 0:
             if self._metrics is None:

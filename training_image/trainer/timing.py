@@ -73,6 +73,11 @@ class StepTimes:
         return self._mean(lambda step: step[1])
 
     @property
+    def last_data_wait_ms(self) -> float:
+        """Return what the last step waited for data, before it and in it; 0 before the first."""
+        return round(1000 * self._steps[-1][1], 2) if self._steps else 0.0
+
+    @property
     def comm_ms(self) -> float | None:
         return None if self._probe else self._mean(lambda step: step[2])
 

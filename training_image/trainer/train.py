@@ -77,7 +77,6 @@ class Run:
     answered_generation: int = 0
     saved_at: float = 0.0
     base_sha256: str | None = None
-    data_wait_s: float = 0.0
     evaluated_step: int | None = None
     evaluation_loss: float | None = None
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=10))
@@ -274,16 +273,15 @@ def wait_for_data(run: Run) -> Order | None:
     if not run.agreement.data_lacking:
         return None
     started = time.perf_counter()
-    while True:
-        lack = run.feed.lack(run.step)
-        order = run.agreement.now(data_lacking=lack is not None)
-        if order is not None or not run.agreement.data_lacking:
-            break
-        show(run, "waiting_for_data", lack=lack)
-        time.sleep(DATA_LOOK_S)
-    waited = time.perf_counter() - started
-    run.data_wait_s += waited
-    run.journal.event("data_waited", step=run.step, seconds=waited)
+    with run.learner.times.loading():
+        while True:
+            lack = run.feed.lack(run.step)
+            order = run.agreement.now(data_lacking=lack is not None)
+            if order is not None or not run.agreement.data_lacking:
+                break
+            show(run, "waiting_for_data", lack=lack)
+            time.sleep(DATA_LOOK_S)
+    run.journal.event("data_waited", step=run.step, seconds=time.perf_counter() - started)
     show(run, "running")
     return order
 
@@ -356,7 +354,7 @@ def one_step(run: Run) -> Order | None:
         run.agreement.start(save_due=interval_is_over(run), own_ms=times.own_ms, data_lacking=lacking)
         seed_dropout(run, micro)
         with times.loading():
-            batch = read(run, micro)
+            batch = run.batches.micro(run.step, micro)
         loss_sum += backward(run, batch, targets, last=last)
         times.arrived()
         with times.waiting():
@@ -375,14 +373,6 @@ def one_step(run: Run) -> Order | None:
         dist.all_reduce(loss_sum)
     record(run, float(loss_sum) / targets, norm, learning_rate, time.perf_counter() - started)
     return None
-
-
-def read(run: Run, micro: int) -> data.MicroBatch:
-    """Return this rank's micro-batch of the next step; the time it took counts as waiting for data."""
-    started = time.perf_counter()
-    batch = run.batches.micro(run.step, micro)
-    run.data_wait_s += time.perf_counter() - started
-    return batch
 
 
 def targets_of_all(run: Run) -> float:
@@ -423,9 +413,8 @@ def record(run: Run, loss: float, norm: float, learning_rate: float, seconds: fl
         lr=learning_rate,
         tokens=run.config.tokens_per_step,
         seconds=seconds,
-        data_wait_s=run.data_wait_s,
+        data_wait_ms=run.learner.times.last_data_wait_ms,
     )
-    run.data_wait_s = 0.0
     if run.new_steps == 1:
         run.journal.event("first_step", step=run.step, loss=loss)
         shorten_timeouts(run.ranks)

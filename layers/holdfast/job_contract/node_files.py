@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 DAMAGED_DATA_FILE = "damaged-data.json"
 WEIGHTS_FOLDER = "weights"
+MEASURED_STEPS = 10
 
 # Exit codes of a rank that ended on purpose without success; anything else is a crash.
 EXIT_CODES = {
@@ -153,7 +154,8 @@ class RankProgress:
     `started` once the first new optimizer step is done.
 
     `answered_generation` is the last order that the ranks have carried out, `newest_save` the save that answers it: a
-    `checkpoint` order that finds its step already saved shows here only. The last five as in the report of this name.
+    `checkpoint` order that finds its step already saved shows here only. The last six as in the report of this name;
+    the means are over the last MEASURED_STEPS.
     """
 
     step: int

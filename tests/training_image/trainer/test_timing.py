@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from job_contract.node_files import MEASURED_STEPS
 from job_contract.spec import ModelSpec
 from trainer import timing
 from trainer.flops import flops_per_token, mfu, peak_of
@@ -43,13 +44,16 @@ def test_a_steps_own_time_is_what_it_did_not_wait_for_others(clock):
         clock.now += 0.1
     times.finish(1.0)
     assert (times.step_ms, times.data_wait_ms, times.comm_ms, times.own_ms) == (1000.0, 20.0, 400.0, 600.0)
+    assert times.last_data_wait_ms == 20.0
     times.arrived()
     times.finish(0.5)
     assert (times.step_ms, times.comm_ms, times.own_ms) == (750.0, 200.0, 550.0)
+    assert (times.data_wait_ms, times.last_data_wait_ms) == (10.0, 0.0)
 
 
 def test_only_the_last_ten_steps_count():
     times = StepTimes(torch.device("cpu"))
+    assert timing.STEPS == MEASURED_STEPS, "agents sample by it"
     for seconds in (9.0, *[1.0] * 10):
         times.finish(seconds)
     assert times.step_ms == 1000.0

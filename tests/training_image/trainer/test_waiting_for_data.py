@@ -95,7 +95,10 @@ def waited(tmp_path_factory: pytest.TempPathFactory, masked: tuple[Path, Dataset
 def test_ranks_that_wait_for_data_say_so_hear_orders_and_go_on_when_they_come(waited: Attempt) -> None:
     assert sorted(waited.losses()) == [1, 2, 3, 4, 5, 6]
     assert waited.losses()[6] < waited.losses()[1]
-    assert waited.metrics()[0]["data_wait_s"] > waited.metrics()[-1]["data_wait_s"] > 0
+    assert waited.metrics()[0]["data_wait_ms"] > waited.metrics()[-1]["data_wait_ms"] > 0
+    progress = waited.progress()
+    assert progress is not None and progress.data_wait_ms is not None
+    assert progress.data_wait_ms > waited.metrics()[0]["data_wait_ms"] / 10
 
 
 def test_a_damaged_shard_ends_the_ranks_as_the_users_fault_and_is_named(
