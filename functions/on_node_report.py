@@ -13,7 +13,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from holdfast.application.node_reports import LOG_TAIL_CHARACTERS, NodeReports
 from holdfast.domain.errors import Rejected
 from holdfast.messages.node_report import read_report
-from holdfast.runtime.observability import logger, set_aside, tracer
+from holdfast.runtime.observability import logger, measure, set_aside, tracer
 from holdfast.runtime.wiring import supervisor
 from job_contract.reports import Failed, Report
 
@@ -46,4 +46,8 @@ def readable(records: Iterable[Any]) -> Iterator[Report]:
 def handler(event: dict[str, Any], context: LambdaContext) -> Any:
     reports = NodeReports(supervisor(), list(readable(event["Records"])))
     taking = partial(take, reports=reports)
-    return process_partial_response(event=event, record_handler=taking, processor=processor, context=context)
+    try:
+        return process_partial_response(event=event, record_handler=taking, processor=processor, context=context)
+    finally:
+        for name, value in reports.found.items():
+            measure(name, value)

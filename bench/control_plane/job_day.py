@@ -38,6 +38,9 @@ INDEX_KEYS = {
     "ended": ("ended_team", "ended_at"),
 }
 HASH = "0" * 64
+STEADY = reports.Steady(
+    steps=100, world_size=NODES, step_ms=1e3 * STEP_S, tokens_per_s=1e6, data_wait_ms=1.25, comm_ms=412.75
+)
 
 
 @dataclass
@@ -184,7 +187,7 @@ class Day(World):
         quiet_s = self.agenda.now - self.told_at
         if quiet_s >= self.spec.report_s:
             self.told_at, quiet_s = self.agenda.now, 0.0
-            self._say(reports.Progress, self.leaders[0], step=self.step, loss=2.0, tokens_per_s=1e6)
+            self._say(reports.Progress, self.leaders[0], step=self.step, loss=2.0, tokens_per_s=1e6, steady=STEADY)
         self.agenda.after(self.spec.report_s - quiet_s, lambda: self._progress(attempt))
 
     def _save_all(self, attempt: int) -> None:
@@ -198,7 +201,8 @@ class Day(World):
             name = save_name(self.step, attempt, self.saves + (answers > 0))
             speed = 1e6 if instance == self.leaders[0] else None
             self._say(reports.CheckpointSaved, instance, attempt, save=name, manifest_sha256=HASH, step=self.step,
-                      final=answers > 0, answers_generation=answers, loss=2.0, tokens_per_s=speed)  # fmt: skip
+                      final=answers > 0, answers_generation=answers, loss=2.0, tokens_per_s=speed,
+                      steady=STEADY if speed else None)  # fmt: skip
 
     def finish(self) -> None:
         """The ranks have done their last step."""

@@ -112,7 +112,8 @@ def progress(sight: Sight) -> str:
     of = f" of {sight.steps}" if sight.steps is not None else ""
     told = next((node for node in sight.nodes if node.step == sight.step and node.loss is not None), None)
     more = f", loss {told.loss:.4f}, {told.tokens_per_s or 0:,.0f} tokens/s" if told and told.loss is not None else ""
-    return f"step {sight.step}{of}{more}"
+    evaluated = f", evaluation loss {told.evaluation_loss:.4f}" if told and told.evaluation_loss is not None else ""
+    return f"step {sight.step}{of}{more}{evaluated}"
 
 
 def age(seconds: float) -> str:
@@ -155,6 +156,9 @@ def _facts(sight: Sight, now: float) -> Iterable[tuple[str, str]]:
         yield "failure", job.failure
     yield "attempt", f"{job.attempt}, {counted(job.interruptions, 'interruption')}"
     yield "progress", progress(sight)
+    for node in sight.nodes:
+        if node.watch and node.watch.told and node.watch.attempt == job.attempt:
+            yield "slow steps", node.watch.told
     saved = job.saved
     yield "last save", f"{saved.save}, {age(now - saved.at)} ago" if saved else "none yet"
     yield "cost", money(job, now)

@@ -13,10 +13,12 @@ import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
+from bench.control_plane.job_day import _units_of
 from holdfast.adapters.items import from_item, to_item
 from holdfast.adapters.job_table import TTL_LAG_S, WAITING_CARRIES, JobTable, job_of, row_of, wakes_dispatch
 from holdfast.application.dispatch import dispatch
 from holdfast.application.ports import JobStore
+from holdfast.domain.baseline import Baseline, BaselineKey, Watch
 from holdfast.domain.because import Because, Code
 from holdfast.domain.errors import Raced, Rejected
 from holdfast.domain.events import Failed, FleetLost, RetryRequested
@@ -37,6 +39,10 @@ from job_contract.version import decode, encode
 from tests import builders as b
 from tests.application.fakes import FakePorts, FakeStore
 
+USUAL = Baseline(
+    job="tiny-llama-on-the-standard-li-fcea9e2ede", at=b.NOW + 0.123456, nodes=16, world_size=128,
+    tokens_per_s=1234567.89, step_ms=1234.56, data_wait_ms=12.34, comm_ms=123.45,
+)  # fmt: skip
 BODY = (b.ROOT / "events" / "job-request.json").read_text()
 
 
@@ -212,12 +218,43 @@ def test_an_owner_is_written_once_and_what_a_node_reports_never_changes_it(store
     store.own([node])
     ready = Ready(ip="10.0.0.1", port=4, instance_type="c7i.large", zone="us-east-1a")
     slow = (Slow(attempt=1, node_rank=3, reports=2, since_at=b.NOW),)
-    store.update_node(replace(node, ready=ready, step=3, loss=1.5, slow=slow))
+    watch = Watch(attempt=1, usual=USUAL, reports=1, since_at=b.NOW, told="slow", signals=1)
+    store.update_node(replace(node, ready=ready, step=3, loss=1.5, evaluation_loss=2.5, slow=slow, watch=watch))
     kept = store.node("i-1")
     assert kept is not None
     assert (kept.state, kept.since_at, kept.ready, kept.step, kept.loss) == (Ownership.ENDING, b.NOW + 1, ready, 3, 1.5)
-    assert kept.slow == slow
+    assert (kept.slow, kept.watch, kept.evaluation_loss) == (slow, watch, 2.5)
     assert store.nodes(["i-1", "i-unknown"]) == [kept]
+
+
+def test_a_baseline_is_kept_under_its_key_and_those_of_a_model_on_a_type_are_listed(store: JobStore) -> None:
+    key = BaselineKey(model="m", instance_type="c7i.large", world_size=2, work="w")
+    others = [replace(key, world_size=20), replace(key, work="v"), replace(key, instance_type="c7i.large2"),
+              replace(key, model="n")]  # fmt: skip
+    assert (store.baseline(key), store.baselines("m", "c7i.large")) == (None, [])
+    for number, one in enumerate([key, *others]):
+        store.keep_baseline(one, replace(USUAL, tokens_per_s=float(number)))
+    assert store.baseline(key) == replace(USUAL, tokens_per_s=0.0)
+    assert sorted(one.tokens_per_s for one in store.baselines("m", "c7i.large")) == [0.0, 1.0, 2.0]
+    store.keep_baseline(key, USUAL)
+    assert store.baseline(key) == USUAL
+
+
+def test_the_item_of_a_leader_stays_within_one_write_unit(client: Any) -> None:
+    table = a_table(client, "size")
+    ready = Ready(ip="10.0.0.1", port=29555, instance_type="p5.48xlarge", zone="us-east-1a", gpus=8, efa_devices=32,
+                  driver="580.95.05", placement_group="holdfast-tiny-llama-fcea9e2ede-us-east-1a",
+                  bandwidth_gbps=3200.0, host="gpu-5e1f0c", efa_provider="efa", disk_free_gb=28000,
+                  memory_free_gb=2000)  # fmt: skip
+    node = Node(
+        instance="i-0a1b2c3d4e5f60001", job=USUAL.job, fleet=f"{USUAL.job}-12-0", attempt=12, market="spot",
+        since_at=b.NOW + 0.123456, ready=ready, step=123456, step_at=b.NOW + 0.123456, loss=2.3456789012345,
+        tokens_per_s=1234567.89, evaluation_loss=2.3456789012345, reported_at=b.NOW + 0.123456,
+    )  # fmt: skip
+    table.own([node])
+    table.update_node(replace(node, watch=Watch(attempt=12, usual=USUAL, reports=2, since_at=b.NOW, signals=1)))
+    item = client.get_item(TableName=table.jobs, Key=to_item({"pk": f"NODE#{node.instance}", "sk": "NODE"}))["Item"]
+    assert _units_of(item) == 1
 
 
 def test_o11_ordinary_decimals_of_a_progress_report_come_back_as_they_were(client: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.application.ports import OwnedGroup, OwnedTemplate
+from holdfast.domain.baseline import Baseline, BaselineKey
 from holdfast.domain.because import Because
 from holdfast.domain.catalogue import Offers
 from holdfast.domain.checkpoints import of_an_older_life
@@ -82,6 +83,7 @@ class FakeStore:
     colds: dict[Pool, Cold] = field(default_factory=dict)
     patiences: dict[str, Patience] = field(default_factory=dict)
     bad_hosts: dict[str, Quarantined] = field(default_factory=dict)
+    usual: dict[BaselineKey, Baseline] = field(default_factory=dict)
     notices: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     writes: int = 0
     templates: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
@@ -305,6 +307,16 @@ class FakeStore:
 
     def keep_patience(self, job_id: str, patience: Patience, now: float) -> None:
         self.patiences[job_id] = patience
+
+    def baseline(self, key: BaselineKey) -> Baseline | None:
+        return self.usual.get(key)
+
+    def keep_baseline(self, key: BaselineKey, baseline: Baseline) -> None:
+        self.usual[key] = baseline
+        self.writes += 1
+
+    def baselines(self, model: str, instance_type: str) -> list[Baseline]:
+        return [one for key, one in self.usual.items() if (key.model, key.instance_type) == (model, instance_type)]
 
     def quarantine(self, found: Quarantined) -> None:
         self.bad_hosts[found.host] = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from holdfast.domain.baseline import Watch
 from holdfast.domain.events import CancelRequested
 from holdfast.domain.ownership import FleetIntent, Node
 from holdfast.messages.job_request import read_request
@@ -164,6 +166,21 @@ def test_status_shows_phase_progress_and_the_last_committed_save(cloud: Cloud, m
         1,
     )
     assert [machine["instance"] for machine in data["machines"]] == [NODE]
+
+
+def test_status_shows_the_evaluation_loss_and_why_steps_are_slow(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.accept()
+    cloud.run(JOB)
+    cloud.store.open_intent(
+        FleetIntent(fleet=FLEET, job=JOB, attempt=1, candidate=0, nodes=1, opened_at=AT, instances=(NODE,))
+    )
+    slow = "waiting for other ranks takes 250 ms where 200 is usual (+25%), measured on rank 0 on i-1"
+    node = Node(instance=NODE, job=JOB, fleet=FLEET, attempt=1, since_at=AT, step=40, loss=2.5, evaluation_loss=2.75)
+    cloud.store.own([replace(node, watch=Watch(attempt=1, told=slow, signals=1))])
+    shown = holdfast("status", JOB).stdout
+    assert "loss 2.5000, 0 tokens/s, evaluation loss 2.7500" in shown
+    assert f"slow steps  {slow}" in " ".join(shown.split("\n"))
+    assert json.loads(holdfast("status", JOB, "--json").stdout)["machines"][0]["watch"]["told"] == slow
 
 
 def test_status_says_when_a_cancel_is_asked_for(cloud: Cloud) -> None:

@@ -196,6 +196,20 @@ MESSAGES: dict[str, Any] = {
     ),
     "report-heard": reports.Heard(**REPORT, generation=6, action="checkpoint_stop"),
     "report-progress": reports.Progress(**REPORT, step=60, loss=2.5, tokens_per_s=40000.0),
+    "report-progress-steady": reports.Progress(
+        **REPORT,
+        step=60,
+        loss=2.5,
+        tokens_per_s=40000.0,
+        step_ms=410.5,
+        data_wait_ms=1.5,
+        comm_ms=80.25,
+        node_ms=(325.5, 330.25),
+        evaluation_loss=2.75,
+        steady=reports.Steady(
+            steps=200, world_size=2, step_ms=409.75, tokens_per_s=40100.0, data_wait_ms=1.25, comm_ms=80.0
+        ),
+    ),
     "report-checkpoint-saved": reports.CheckpointSaved(
         **REPORT,
         save=SAVE_50,

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from bench.world.world import World
+from bench.world.wire import wired_client
+from bench.world.world import JOBS, World
+from holdfast.adapters.items import to_item
+from holdfast.messages.acceptance import read_acceptance
+from job_contract.reports import Progress, Steady, encode_report
 from tests import builders as b
 from tests.functions.scenes import (
     INSTANCE,
+    JOB,
     NODE_REPORTS,
     PEER,
     breaks,
+    delivered,
     fails,
     failures,
     job_now,
@@ -100,3 +106,29 @@ def test_a_batch_of_nothing_but_our_own_faults_raises(world: World) -> None:
     training(world, attempt=2)
     breaks(world, "dynamodb", "TransactWriteItems")
     assert fails(world, "OnNodeReport", of_kind("finished"))
+
+
+def test_slow_steps_are_measured_once_for_the_alarm_of_the_stack(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POWERTOOLS_METRICS_DISABLED", raising=False)
+    training(world)
+    request = read_acceptance((b.ROOT / "events" / "job-request.json").read_text(), now=world.agenda.now).request
+    item = {"pk": f"JOB#{JOB}", "sk": "REQUEST", **request}
+    wired_client("dynamodb").put_item(TableName=JOBS, Item=to_item(item))
+    for number in range(8):
+        world.agenda.now += 300
+        steady = Steady(
+            steps=60, world_size=2, tokens_per_s=9.0, step_ms=1000.0 if number < 2 else 1300.0, data_wait_ms=1.0
+        )
+        about = {"job": JOB, "attempt": 1, "instance": INSTANCE, "at": world.agenda.now}
+        report = Progress(**about, step=10 * number + 10, loss=2.0, tokens_per_s=9.0, steady=steady)
+        event = delivered(NODE_REPORTS, json.dumps(encode_report(report)))
+        event["Records"][0]["attributes"]["SenderId"] = f"AROAEXAMPLEEXAMPLE123:{INSTANCE}"
+        assert failures(world.call("OnNodeReport", event)) == []
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if '"StepsSlowed"' in line]
+    [metric] = told
+    assert (metric["StepsSlowed"], metric["_aws"]["CloudWatchMetrics"][0]["Dimensions"]) == ([1.0], [["stack"]])
+    assert (job_now().slowdowns, job_now().phase) == (1, "running")
+    [baseline] = [item for item in world.items() if item["pk"].startswith("BASELINE#")]
+    assert (baseline["sk"].split("#")[:2], baseline["step_ms"]) == (["c7i.large", "2"], 1000)

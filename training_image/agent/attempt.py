@@ -29,6 +29,7 @@ from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
 from agent.shards import DATA, EVALUATION, Shards, place_of, visible_folder
+from agent.steady import SteadySteps
 from agent.weights import WeightFiles, address_of
 from job_contract.checkpoint_layout import metrics_key, parse_save_name
 from job_contract.node_files import (
@@ -104,6 +105,7 @@ class Attempt:
         self._said_final: set[str] = set()
         self._withheld: Committed | None = None
         self._progress: RankProgress | None = None
+        self._steady = SteadySteps()
         self._asked: str | None = None
         self._bad_since: float | None = None
         self._told: dict[int, Outcome] = {}
@@ -175,7 +177,10 @@ class Attempt:
 
     def curve(self) -> dict[str, bytes]:
         """Return what rank 0 measured so far by its key in the bucket; nothing on the nodes without it."""
-        return {metrics_key(self.spec.prefix, self.number): curve(self._run_dir)} if 0 in self._seats.ranks else {}
+        if 0 not in self._seats.ranks:
+            return {}
+        steady = self._steady.line(self.number, self._tools.clock())
+        return {metrics_key(self.spec.prefix, self.number): curve(self._run_dir, steady)}
 
     def follow(self, follower: Follower) -> None:
         """What the ranks printed since the last call is sent."""
@@ -345,11 +350,14 @@ class Attempt:
         if progress is None:
             return
         self._progress = progress
+        self._steady.look(progress, saving=self.saves.under_way())
         if progress.started and not self._started:
             self._started = True
             self._say_started(progress)
         if now >= self._next_progress_at:
             self._next_progress_at = now + self.spec.report_s
+            gpus = self._tools.gpu_figures()
+            self._steady.saw_memory([one.memory_used_bytes / one.memory_bytes for one in gpus if one.memory_bytes])
             self._say(
                 Progress,
                 step=progress.step,
@@ -361,9 +369,11 @@ class Attempt:
                 comm_ms=progress.comm_ms,
                 node_ms=progress.node_ms,
                 mfu=progress.mfu,
-                gpus=tuple(map(str, self._tools.gpu_figures())) or None,
+                gpus=tuple(map(str, gpus)) or None,
                 disk_free_bytes=disk_free_bytes(self._run_dir),
                 memory_free_bytes=memory_free_bytes(),
+                evaluation_loss=progress.evaluation_loss,
+                steady=self._steady.take(),
             )
 
     def _look_at_network(self) -> None:
@@ -594,6 +604,8 @@ class Attempt:
             loss=self._progress.loss if self._progress else None,
             tokens_per_s=self._progress.tokens_per_s if self._progress else None,
             node_ms=self._progress.node_ms if self._progress else None,
+            evaluation_loss=self._progress.evaluation_loss if self._progress else None,
+            steady=self._steady.take(),
             answered_after_s=self.saves.answered_after_s.get(manifest.save),
         )
 

@@ -44,8 +44,9 @@ def tails(folder: Path, secrets: Mapping[str, str]) -> dict[str, bytes]:
     return found
 
 
-def curve(run_dir: Path) -> bytes:
-    """Return what rank 0 measured, as lines of JSON: metrics gathered into at most MOST_LINES, and the evaluations.
+def curve(run_dir: Path, steady: Mapping[str, Any] | None = None) -> bytes:
+    """Return what rank 0 measured, as lines of JSON: metrics gathered into at most MOST_LINES, the evaluations, and
+    what steady steps took.
 
     A gathered line has the last step and the mean loss of the `steps` steps that it stands for, and the sums of their
     tokens and seconds. What is still being written is left out, and what a program of the user's own wrote otherwise.
@@ -55,6 +56,7 @@ def curve(run_dir: Path) -> bytes:
     told = [_gathered(steps[first : first + size]) for first in range(0, len(steps), size)]
     for line in _lines(run_dir / "evaluations.jsonl")[-MOST_LINES:]:
         told.append({name: line[name] for name in ("step", "attempt", "at")} | {"evaluation_loss": line["loss"]})
+    told += [dict(steady)] if steady else []
     return b"".join(json.dumps(line).encode() + b"\n" for line in told)
 
 

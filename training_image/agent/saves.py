@@ -146,6 +146,11 @@ class Saves:
         """Return whether every save that is complete on disk has its result in `results`."""
         return self._fenced or not self._unsettled()
 
+    def under_way(self) -> bool:
+        """Return whether a save of this attempt is being written, uploaded or committed."""
+        names = [entry.name for entry in _entries(self._folder) if entry.name not in self._settled]
+        return not self._fenced and next(_saves_of(names, self._seats.attempt), None) is not None
+
     def _round(self) -> float:
         if self._fenced:
             return LOOK_S

@@ -94,6 +94,21 @@ class Heard(Report):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steady:
+    """What an optimizer step took since the report before, as the median over `steps` steps, in milliseconds.
+
+    Left out are the first steps after a start, and those beside a save or an evaluation. `comm_ms` None = not known.
+    """
+
+    steps: int
+    world_size: int
+    step_ms: float
+    tokens_per_s: float
+    data_wait_ms: float
+    comm_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress(Report):
     """Where training is; `tokens_per_s` is of the whole job. None = not known, as all below are on a CPU.
 
@@ -101,7 +116,7 @@ class Progress(Report):
     `node_ms` is each node's own time by node rank, without what it waited for others: the sum of a step's own parts,
     or where a GPU hides them, a fixed piece of work; it compares the nodes of one report and nothing else. `mfu` is
     (6 N + 12 L D T) x tokens/s / (ranks x peak), N parameters without the embedding, L layers, D width, T tokens a
-    sequence. `gpus` has one line a GPU of the reporting node.
+    sequence. `gpus` has one line a GPU of the reporting node. `steady` is what is compared with a baseline.
     """
 
     kind: ClassVar[str] = "progress"
@@ -117,13 +132,15 @@ class Progress(Report):
     gpus: tuple[str, ...] | None = None
     disk_free_bytes: int | None = None
     memory_free_bytes: int | None = None
+    evaluation_loss: float | None = None
+    steady: Steady | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Report):
     """The save is committed: manifest and head are in. `existing` = it already held the step, nothing was written.
 
-    From node rank 0 it is a progress report at once: `loss`, `tokens_per_s` and `node_ms` as they were last.
+    From node rank 0 it is a progress report at once: the figures that both have, as they were last.
     `answered_after_s` is the time from the order that it answers, as this node saw it, to the commit.
     """
 
@@ -140,6 +157,8 @@ class CheckpointSaved(Report):
     tokens_per_s: float | None = None
     node_ms: tuple[float, ...] | None = None
     answered_after_s: float | None = None
+    evaluation_loss: float | None = None
+    steady: Steady | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,18 @@ def test_progress_carries_what_the_ranks_measured_and_what_the_node_has_left(sta
     assert min(told.disk_free_bytes, told.memory_free_bytes) > 0
 
 
+def test_steady_steps_are_told_with_the_reports_and_go_beside_the_curve(start_node, play):
+    node = start_node()
+    started(node, play)
+    play.until(lambda: node.agent.attempt._steady.line(1, 0.0) is not None, node)
+    play.until(lambda: any(one.steady for one in node.heard("progress")), node)
+    told = next(one.steady for one in node.heard("progress") if one.steady)
+    assert (told.step_ms, told.comm_ms, told.world_size) == (20.0, 2.0, 1)
+    [body] = node.agent.attempt.curve().values()
+    [line] = [json.loads(line) for line in body.splitlines()]
+    assert (line["attempt"], line["steady"]["steps"] >= 10) == (1, True)
+
+
 def test_progress_of_a_gang_of_256_nodes_stays_under_four_kilobytes(start_node, play):
     node = start_node()
     started(node, play)

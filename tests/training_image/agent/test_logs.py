@@ -111,6 +111,12 @@ def test_a_long_curve_is_gathered_and_its_sums_and_ends_stay(tmp_path):
     }
 
 
+def test_what_steady_steps_took_is_a_line_beside_the_curve(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(a_step(1)) + "\n")
+    told = {"step": 40, "attempt": 1, "at": 9.0, "steady": {"steps": 20, "step_ms": 5.0}}
+    assert [json.loads(line) for line in curve(tmp_path, told).splitlines()][1:] == [told]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -20,6 +20,7 @@ QUOTA_CHANGES    TEAM#<team>#<key>  who set that quota, when, from what to what;
 POOL#<pool>      COLD               a pool that refused: until when no job asks it
 JOB#<job>        PATIENCE           what the job's asking for machines has cost
 QUARANTINE       <host>             a machine that was found bad
+BASELINE#<model> <type>#<world size>#<work>  what a step of this kind usually takes
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from botocore.exceptions import ClientError
 
 from holdfast.adapters.aws_errors import CONDITION_FAILED, code_of, raced
 from holdfast.adapters.items import from_item, to_item
+from holdfast.domain.baseline import KEPT_S, Baseline, BaselineKey
 from holdfast.domain.because import Because
 from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
 from holdfast.domain.events import Event
@@ -64,6 +66,11 @@ WAITING_CARRIES = tuple(sorted({known.name for known in fields(Waiter)} - {"id",
 
 LINE_PAGE = 400
 """Jobs of one team that one dispatch looks at; the others stand in line behind them."""
+
+REPORTED = frozenset(
+    {"ready", "step", "loss", "tokens_per_s", "evaluation_loss", "reported_at", "step_at", "slow", "watch"}
+)
+"""What a node's item has from its reports."""
 
 NOTICE_KEPT_S = 86400
 TELLS = "tells"
@@ -374,11 +381,7 @@ class JobTable:
         return [build(Node, item) for item in items]
 
     def update_node(self, node: Node) -> None:
-        told = {
-            name: value
-            for name, value in plain(node).items()
-            if name in ("ready", "step", "loss", "tokens_per_s", "reported_at", "step_at", "slow")
-        }
+        told = {name: value for name, value in plain(node).items() if name in REPORTED}
         self.client.update_item(
             TableName=self.jobs,
             Key=to_item(_key(f"NODE#{node.instance}", "NODE")),
@@ -522,6 +525,19 @@ class JobTable:
     def keep_patience(self, job_id: str, patience: Patience, now: float) -> None:
         item = {**_key(f"JOB#{job_id}", "PATIENCE"), **plain(patience), "expires_at": round(now + KEEP_S)}
         self.client.put_item(TableName=self.jobs, Item=to_item(item))
+
+    def baseline(self, key: BaselineKey) -> Baseline | None:
+        item = self._get(self.jobs, _baseline_key(key))
+        return build(Baseline, item) if item else None
+
+    def keep_baseline(self, key: BaselineKey, baseline: Baseline) -> None:
+        item = {**_baseline_key(key), **plain(baseline), "expires_at": round(baseline.at + KEPT_S)}
+        self.client.put_item(TableName=self.jobs, Item=to_item(item))
+
+    def baselines(self, model: str, instance_type: str) -> list[Baseline]:
+        values = {":pk": f"BASELINE#{model}", ":sk": f"{instance_type}#"}
+        items = self._query(self.jobs, "pk = :pk AND begins_with(sk, :sk)", values)
+        return [build(Baseline, item) for item in items]
 
     def quarantine(self, found: Quarantined) -> None:
         item = {**_key("QUARANTINE", found.host), **plain(found), "expires_at": round(found.until)}
@@ -708,6 +724,10 @@ def _identity_key(identity: str) -> dict[str, str]:
 
 def _pool_key(pool: Pool) -> dict[str, str]:
     return _key(f"POOL#{pool.key}", "COLD")
+
+
+def _baseline_key(key: BaselineKey) -> dict[str, str]:
+    return _key(f"BASELINE#{key.model}", f"{key.instance_type}#{key.world_size}#{key.work}")
 
 
 def _node_item(node: Node) -> dict[str, Any]:

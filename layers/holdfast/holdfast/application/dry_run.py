@@ -21,6 +21,8 @@ READS = frozenset(
         "alive",
         "cold",
         "left_notices",
+        "baseline",
+        "baselines",
     }
     | {"patience", "quarantined", "subnets", "machine_types", "base_template", "reservation", "console_tail"}
     | {"groups", "templates"}
@@ -34,6 +36,7 @@ LEFT_OUT = frozenset(
         "cool",
         "warm",
         "leave_notice",
+        "keep_baseline",
         "keep_patience",
         "quarantine",
         "drop_group",

@@ -18,6 +18,7 @@ from holdfast.application.notices import (
 from holdfast.application.ports import Ports
 from holdfast.application.quarantine import inspect, inspect_network, set_aside
 from holdfast.application.record import record
+from holdfast.application.slowdowns import watched
 from holdfast.domain import gate, straggler
 from holdfast.domain.classify import Ended, refined
 from holdfast.domain.errors import Rejected
@@ -52,7 +53,7 @@ class NodeReports:
     """Takes the reports of member nodes; a report of anybody else raises Rejected.
 
     `together` are those that came in one batch: their nodes are read at once, and their notices for one attempt of a
-    job are written at once.
+    job are written at once. `found` is what is to be measured of them: names as the alarms of the template know them.
     """
 
     def __init__(self, ports: Ports, together: Sequence[reports.Report] = ()) -> None:
@@ -66,6 +67,7 @@ class NodeReports:
             if _ends_machine(report) and _of(self._known.get(report.instance), report)
         }
         self._told: set[str] = set()
+        self.found: dict[str, float] = {}
 
     def take(self, report: reports.Report) -> None:
         """The job and the node's item say what the report said."""
@@ -141,6 +143,8 @@ class NodeReports:
         fresh = report.node_ms if step != node.step else None
         slow = straggler.slow_nodes(fresh or ())
         counts = straggler.counted(node.slow, report.attempt, slow, report.at) if fresh else node.slow
+        watch = watched(report, node, self.ports)
+        evaluation_loss = _number(report.evaluation_loss)
         self.ports.store.update_node(
             replace(
                 node,
@@ -148,10 +152,14 @@ class NodeReports:
                 step_at=step_at,
                 loss=_number(report.loss),
                 tokens_per_s=_number(report.tokens_per_s),
+                evaluation_loss=node.evaluation_loss if evaluation_loss is None else evaluation_loss,
                 reported_at=report.at,
                 slow=counts,
+                watch=watch,
             )
         )
+        if watch is not None and watch.signals and not watch.same_signals(node.watch):
+            self.found["StepsSlowed"] = self.found.get("StepsSlowed", 0.0) + 1
         found = straggler.straggler(counts, slow, report.at)
         if found is not None:
             self._swap(found, report)

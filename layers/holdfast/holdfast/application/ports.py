@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from holdfast.domain.baseline import Baseline, BaselineKey
 from holdfast.domain.because import Because
 from holdfast.domain.catalogue import Offers
 from holdfast.domain.events import Event
@@ -187,6 +188,15 @@ class JobStore(Protocol):
     def patience(self, job_id: str) -> Patience: ...
 
     def keep_patience(self, job_id: str, patience: Patience, now: float) -> None: ...
+
+    def baseline(self, key: BaselineKey) -> Baseline | None:
+        """Return what steps of this kind usually take."""
+
+    def keep_baseline(self, key: BaselineKey, baseline: Baseline) -> None:
+        """Steps of this kind usually take that."""
+
+    def baselines(self, model: str, instance_type: str) -> list[Baseline]:
+        """Return those of all world sizes that the model was trained at on this type."""
 
     def quarantine(self, found: Quarantined) -> None: ...
 

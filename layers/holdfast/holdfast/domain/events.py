@@ -130,6 +130,17 @@ class SaveLost(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepsSlowed(AttemptEvent):
+    """Steps take longer than their baseline, as the cause says; nothing is done about it. `number` within the attempt.
+
+    `instance` is the machine that explains it, empty where none does.
+    """
+
+    number: int
+    instance: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetLost(AttemptEvent):
     """These members of the gang are gone or going. `failure`: the class, where more is known than that."""
 

@@ -129,6 +129,7 @@ class Job:
     forced_checkpoints: int = 0
     fell_back: int = 0
     lost_saves: int = 0
+    slowdowns: int = 0
     node_seconds: float = 0.0
     node_usd_h: float | None = None
     counted_usd: float = 0.0

@@ -28,6 +28,7 @@ from holdfast.domain.events import (
     ResumeRequested,
     RetryRequested,
     SaveLost,
+    StepsSlowed,
 )
 from holdfast.domain.notices import REBALANCE_COOL_DOWN_S
 
@@ -92,6 +93,11 @@ def _(event: CheckpointSaved) -> str:
 @_detail.register
 def _(event: SaveLost) -> str:
     return event.save
+
+
+@_detail.register
+def _(event: StepsSlowed) -> str:
+    return str(event.number)
 
 
 @_detail.register

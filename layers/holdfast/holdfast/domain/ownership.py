@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from holdfast.domain.baseline import Watch
 from holdfast.domain.purchase import Purchase
 from holdfast.domain.straggler import Slow
 
@@ -52,7 +53,8 @@ class Ready:
 class Node:
     """The owner item of one instance; `market` is where it was bought, as far as EC2 said.
 
-    `until` bounds a hold; `step_at` is when `step` was first reported. `slow` is what the leader's reports add up to.
+    `until` bounds a hold; `step_at` is when `step` was first reported. `slow` and `watch` are what the leader's reports
+    add up to.
     """
 
     instance: str
@@ -68,8 +70,10 @@ class Node:
     step_at: float | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
+    evaluation_loss: float | None = None
     reported_at: float | None = None
     slow: tuple[Slow, ...] = ()
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

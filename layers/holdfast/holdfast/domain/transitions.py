@@ -36,6 +36,7 @@ from holdfast.domain.events import (
     ResumeRequested,
     RetryRequested,
     SaveLost,
+    StepsSlowed,
     SurvivorsHeld,
     TrainingFinished,
     TrainingStarted,
@@ -70,6 +71,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     OrderHeard: {L: L, R: R, N: C, C: C, S: S},
     CheckpointSaved: AT_WORK,
     SaveLost: {phase: phase for phase in (L, R, N, C, S)},
+    StepsSlowed: {phase: phase for phase in (L, R, N, C, S)},
     FleetLost: ENDS_ATTEMPT,
     TrainingFinished: dict.fromkeys((L, R, N, C, S), Phase.COMPLETED),
     Failed: ENDS_ATTEMPT,
@@ -313,6 +315,11 @@ def _save_lost(job: Job, event: SaveLost, target: Phase) -> Job:
     return replace(job, phase=target, lost_saves=job.lost_saves + 1)
 
 
+def _steps_slowed(job: Job, event: StepsSlowed, target: Phase) -> Job:
+    """It is counted, and stands in the history: a slow job trains on."""
+    return replace(job, slowdowns=job.slowdowns + 1) if trains(job) else job
+
+
 def _fleet_lost(job: Job, event: FleetLost, target: Phase) -> Job:
     if job.phase is S or loses_only_doomed(job, event.instances):
         return job
@@ -547,6 +554,7 @@ RULES: Mapping[type[Event], Rule] = {
     OrderHeard: _order_heard,
     CheckpointSaved: _checkpoint_saved,
     SaveLost: _save_lost,
+    StepsSlowed: _steps_slowed,
     FleetLost: _fleet_lost,
     TrainingFinished: _training_finished,
     Failed: _failed,
