@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.domain.baseline import Baseline
 from holdfast.domain.phase import Phase
-from holdfast.domain.report import MOST_POINTS, counted, run_report, thinned
+from holdfast.domain.report import MOST_POINTS, counted, run_report, speed_of, thinned
 from holdfast.messages.report_page import report_page
 from tests.builders import NOW, a_job
 
@@ -91,6 +92,64 @@ def test_a_curve_is_bounded_and_keeps_its_ends() -> None:
     curve = a_report(lines)["curve"]
     assert (len(curve), curve[0]["step"], curve[-1]["step"]) == (MOST_POINTS, 1, 10_000)
     assert thinned(lines[:3], 500) == lines[:3]
+
+
+def a_steady_line(attempt: int = 1, steps: int = 200, **more: Any) -> dict[str, Any]:
+    steady = {"steps": steps, "world_size": 16, "step_ms": 410.5, "tokens_per_s": 900.0, "data_wait_ms": 1.25}
+    return {"step": 300, "attempt": attempt, "at": NOW, "steady": steady, **more}
+
+
+ONE_NODE = Baseline(
+    job="alone", at=NOW, nodes=1, world_size=8, tokens_per_s=500.0, step_ms=400.0, data_wait_ms=1.0, comm_ms=None
+)
+
+
+def test_scaling_efficiency_is_held_against_one_node_of_the_type() -> None:
+    speed = speed_of(HISTORY, [a_line(1), a_steady_line(mfu=0.41)], ONE_NODE)
+    assert (speed["efficiency"], speed["efficiency_unknown"], speed["tokens_per_s"]) == (0.9, "", 900.0)
+    assert (speed["nodes"], speed["instance_type"], speed["world_size"], speed["mfu"]) == (2, "p5.48xlarge", 16, 0.41)
+    assert speed["comm_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "no attempt told of steady steps"),
+        ([a_steady_line()], "no run of this model on one p5.48xlarge is known"),
+        ([a_steady_line(attempt=2)], "the history does not say on how many nodes attempt 2 ran"),
+    ],
+)
+def test_where_efficiency_is_not_known_the_report_says_why(lines: list[dict[str, Any]], why: str) -> None:
+    report = a_report([a_line(1), *lines])
+    assert report["speed"]["efficiency"] is None
+    assert report["speed"]["efficiency_unknown"].startswith(why)
+    assert why in read(report_page(report))
+
+
+def test_the_attempt_with_the_most_steady_steps_speaks_for_the_run() -> None:
+    lines = [a_steady_line(2, 100), a_steady_line(1, 900), a_steady_line(3, 50)]
+    assert speed_of(HISTORY, lines)["attempt"] == 1
+
+
+@pytest.mark.parametrize(("memory", "hints"), [(0.79, 1), (0.8, 0), (None, 0)])
+def test_memory_that_was_never_used_is_advice_and_only_where_there_are_gpus(memory: float | None, hints: int) -> None:
+    report = a_report([a_line(1), a_steady_line(gpu_memory=memory)])
+    assert len(report["speed"]["advice"]) == hints
+    assert ("the batch may be too small" in read(report_page(report))) == bool(hints)
+
+
+def test_the_page_shows_speed_efficiency_and_what_slowed_it_with_formulas() -> None:
+    slow = an_event("steps_slowed", at=NOW + 25, cause="a step takes 500 ms where 400 is usual (+25%)", number=1)
+    lines = [a_line(1), a_steady_line(mfu=0.41)]
+    speed = speed_of([*HISTORY, slow], lines, ONE_NODE)
+    report = run_report(a_job(), HISTORY, lines, steps=10, speed=speed)
+    json.dumps(report, allow_nan=False)
+    text = read(report_page(report))
+    for said in (
+        "90.0%", "41.0%", "410 ms", "1.2 ms", "2 x p5.48xlarge, 16 ranks", "500 tokens/s, by alone",
+        "tokens/s / (nodes x tokens/s of one node)", "6 N + 12 L D T", "where 400 is usual",
+    ):  # fmt: skip
+        assert said in text, said
 
 
 class Strict(HTMLParser):

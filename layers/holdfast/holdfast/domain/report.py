@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from holdfast.domain.baseline import WINDOW_STEPS, Baseline
 from holdfast.domain.cost import cost
 from holdfast.domain.job import Job
 from job_contract.checkpoint_layout import parse_save_name
@@ -16,14 +17,32 @@ MOST_POINTS = 500
 
 TROUBLES = frozenset({"interruption_noticed", "fleet_lost", "failed", "move_planned"})
 """One loss may show as several of them; `interruptions` counts it once, as the result does."""
+SMALL_MEMORY = 0.8
+"""A GPU that never had more of its memory in use could take a larger batch."""
+
+MFU_FORMULA = (
+    "(6 N + 12 L D T) x tokens/s / (ranks x peak); "
+    "N parameters without the embedding, L layers, D width, T tokens a sequence"
+)
+EFFICIENCY_FORMULA = "tokens/s / (nodes x tokens/s of one node)"
+
+SLOWED = "steps_slowed"
 STARTS = {"attempt_started": "started_at", "fleet_bought": "bought_at", "all_ready": "ready_at"}
 
 History = Sequence[Mapping[str, Any]]
 
 
-def run_report(job: Job, history: History, metrics: Iterable[Mapping[str, Any]], *, steps: int) -> dict[str, Any]:
+def run_report(
+    job: Job,
+    history: History,
+    metrics: Iterable[Mapping[str, Any]],
+    *,
+    steps: int,
+    speed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the report of a job from its row, its history (oldest first) and its ranks' metrics, in any order.
 
+    `speed` is what speed_of made of the same, with the baseline that it was held against.
     Times are seconds since 1970 (UTC). `curve` holds at most MOST_POINTS points of the steps that count: where a step
     was trained twice, the later training. `goodput` is the share of the time since submission in which steps were
     made that count.
@@ -55,9 +74,78 @@ def run_report(job: Job, history: History, metrics: Iterable[Mapping[str, Any]],
         "cost_usd": cost(job, ended_at).known_usd,
         "goodput": round(useful_s / elapsed_s, 4) if lines and elapsed_s > 0 else None,
         "tokens": sum(line.get("tokens", 0) for line in lines),
+        "speed": dict(speed_of(history, told) if speed is None else speed),
         "curve": [point(line) for line in thinned(lines, MOST_POINTS)],
         "evaluations": [{"step": line["step"], "loss": _finite(line["evaluation_loss"])} for line in evaluations],
     }
+
+
+def speed_of(
+    history: History, metrics: Iterable[Mapping[str, Any]], one_node: Baseline | None = None
+) -> dict[str, Any]:
+    """Return what steady steps took in the attempt that had most of them, and how well its nodes scaled.
+
+    Milliseconds are medians of a step: all of it, waiting for data, waiting for other ranks. `efficiency` is by
+    EFFICIENCY_FORMULA against `one_node`, None where that is not known, and `efficiency_unknown` says why; `mfu` by
+    MFU_FORMULA, None without GPUs whose peak is known. `advice` is for the next run.
+    """
+    slow = [
+        {"at": one["at"], "attempt": one["attempt"], "what": one["cause"]} for one in history if one["kind"] == SLOWED
+    ]
+    found: dict[str, Any] = {"slowdowns": slow, "mfu_formula": MFU_FORMULA, "efficiency_formula": EFFICIENCY_FORMULA}
+    line = steadiest(metrics)
+    if line is None:
+        why = "no attempt told of steady steps: too few of them, or an image that does not measure them"
+        return {**found, "efficiency": None, "efficiency_unknown": why, "advice": []}
+    steady, attempt = line["steady"], line["attempt"]
+    where = where_of(history, attempt)
+    tokens_per_s, nodes = steady["tokens_per_s"], where.get("nodes")
+    efficiency, unknown = None, ""
+    if not nodes:
+        unknown = f"the history does not say on how many nodes attempt {attempt} ran"
+    elif one_node is None or not one_node.tokens_per_s:
+        unknown = (
+            f"no run of this model on one {where.get('instance_type')} is known; "
+            f"one of {WINDOW_STEPS} steady steps or more makes it so"
+        )
+    else:
+        efficiency = round(tokens_per_s / (nodes * one_node.tokens_per_s), 4)
+    return {
+        **found,
+        "attempt": attempt,
+        "instance_type": where.get("instance_type"),
+        "nodes": nodes,
+        **{name: steady.get(name) for name in ("world_size", "step_ms", "data_wait_ms", "comm_ms", "tokens_per_s")},
+        "steady_steps": steady["steps"],
+        "mfu": line.get("mfu"),
+        "gpu_memory": line.get("gpu_memory"),
+        "one_node_tokens_per_s": one_node.tokens_per_s if one_node else None,
+        "one_node_job": one_node.job if one_node else None,
+        "efficiency": efficiency,
+        "efficiency_unknown": unknown,
+        "advice": advice(line.get("gpu_memory")),
+    }
+
+
+def steadiest(metrics: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the line about the most steady steps, None when no attempt told of any."""
+    return max((line for line in metrics if "steady" in line), key=lambda line: line["steady"]["steps"], default=None)
+
+
+def where_of(history: History, attempt: int) -> Mapping[str, Any]:
+    """Return instance_type and nodes of an attempt, nothing when the history does not say."""
+    bought = [one["detail"] for one in history if (one["kind"], one["attempt"]) == ("fleet_bought", attempt)]
+    return bought[-1] if bought else {}
+
+
+def advice(gpu_memory: float | None) -> list[str]:
+    """Return hints for the next run; `gpu_memory` is the most that was in use of the fullest GPU, as a share."""
+    if gpu_memory is None or gpu_memory >= SMALL_MEMORY:
+        return []
+    return [
+        f"No GPU had more than {gpu_memory:.0%} of its memory in use: the batch may be too small. "
+        "A larger micro_batch, or less activation checkpointing, may be faster."
+    ]
 
 
 def counted(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

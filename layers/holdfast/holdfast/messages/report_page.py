@@ -48,6 +48,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         speeds = [(SPEED, [(one["step"], one["tokens_per_s"]) for one in curve if one["tokens_per_s"] is not None])]
         sections += ["<h2>Loss</h2>", chart(losses, marks), _key(bool(report["evaluations"]))]
         sections += ["<h2>Tokens a second</h2>", chart(speeds, marks), _key(False)]
+        sections += ["<h2>Steady steps</h2>", _speed(report["speed"])]
     else:
         sections.append("<h2>Loss</h2><p>No step was trained, or no node could bring its metrics out.</p>")
     sections += [
@@ -151,8 +152,49 @@ def _facts(report: Mapping[str, Any]) -> str:
         "Goodput": "not known" if goodput is None else f"{goodput:.1%}",
         "Cost, about": "not known" if cost is None else f"${in_words(cost)}",
     }
+    return _cells(facts)
+
+
+def _cells(facts: Mapping[str, str]) -> str:
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return f"<dl>{cells}</dl>"
+
+
+def _speed(speed: Mapping[str, Any]) -> str:
+    """What a step took, how well the nodes scaled, what slowed it, and what to try."""
+    efficiency = speed["efficiency"]
+    formula = f"Scaling efficiency: {escape(speed['efficiency_formula'])}."
+    parts = []
+    if "attempt" in speed:
+        facts = {
+            "Tokens a second": f"{speed['tokens_per_s']:,.0f}",
+            "A step": _milliseconds(speed["step_ms"]),
+            "Waiting for data": _milliseconds(speed["data_wait_ms"]),
+            "Waiting for other ranks": _milliseconds(speed["comm_ms"]),
+            "Scaling efficiency": "not known" if efficiency is None else f"{efficiency:.1%}",
+            "MFU": "not known" if speed["mfu"] is None else f"{speed['mfu']:.1%}",
+        }
+        where = f"{speed['nodes']} x {speed['instance_type']}" if speed["nodes"] else "machines that are not known"
+        about = f"Attempt {speed['attempt']} on {where}, {speed['world_size']} ranks: medians of"
+        about += f" {speed['steady_steps']:,} steps without starts, saves and evaluations."
+        parts += [f"<p>{escape(about)}</p>", _cells(facts)]
+    if efficiency is None:
+        parts.append(f"<p>Scaling efficiency is not known: {escape(speed['efficiency_unknown'])}.</p>")
+    else:
+        one = f"One node: {speed['one_node_tokens_per_s']:,.0f} tokens/s, by {speed['one_node_job']}."
+        parts.append(f"<p>{escape(one)}</p>")
+    if speed.get("mfu") is not None:
+        formula += f" MFU: {escape(speed['mfu_formula'])}."
+    parts.append(f'<p class="key">{formula}</p>')
+    parts += [f"<p>Advice: {escape(hint)}</p>" for hint in speed["advice"]]
+    slow = [(_time(one["at"]), str(one["attempt"]), one["what"]) for one in speed["slowdowns"]]
+    if slow:
+        parts.append(_table(("Slow steps (UTC)", "Attempt", "What"), slow))
+    return "".join(parts)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "not known" if value is None else f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
 def _attempts(report: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
