@@ -183,10 +183,10 @@ def _speed(speed: Mapping[str, Any]) -> str:
     else:
         one = f"One node: {speed['one_node_tokens_per_s']:,.0f} tokens/s, by {speed['one_node_job']}."
         parts.append(f"<p>{escape(one)}</p>")
+    parts += [f"<p>Advice: {escape(hint)}</p>" for hint in speed["advice"]]
     if speed.get("mfu") is not None:
         formula += f" MFU: {escape(speed['mfu_formula'])}."
     parts.append(f'<p class="key">{formula}</p>')
-    parts += [f"<p>Advice: {escape(hint)}</p>" for hint in speed["advice"]]
     slow = [(_time(one["at"]), str(one["attempt"]), one["what"]) for one in speed["slowdowns"]]
     if slow:
         parts.append(_table(("Slow steps (UTC)", "Attempt", "What"), slow))
