@@ -13,6 +13,9 @@ from job_contract.reports import Steady
 SETTLE_STEPS = 10
 """So many steps after a start are slower: caches, allocators, compilers."""
 
+SHOWN_SINCE = 2
+"""So many times something new must have been shown since a disturbance was seen to be over."""
+
 MOST_SAMPLES = 1_000
 """Of a long attempt every second sample is forgotten when there are so many."""
 
@@ -28,7 +31,7 @@ class SteadySteps:
 
     def __init__(self) -> None:
         self._clear_from: int | None = None
-        self._busy = False
+        self._last_step, self._unsure = -1, 0
         self._new: deque[RankProgress] = deque(maxlen=MOST_SAMPLES)
         self._all: list[RankProgress] = []
         self._every, self._seen = 1, 0
@@ -41,10 +44,11 @@ class SteadySteps:
         if self._clear_from is None:
             self._clear_from = progress.step + SETTLE_STEPS
         disturbed = saving or progress.state not in STEADY_STATES
-        if disturbed or self._busy:
-            # What disturbed the steps may have ended at any moment since the look before.
+        if disturbed or self._unsure:
             self._clear_from = max(self._clear_from, progress.step)
-        self._busy = disturbed
+        # Of what is shown after a disturbance the first may have been written before it ended.
+        self._unsure = SHOWN_SINCE if disturbed else max(0, self._unsure - (progress.step != self._last_step))
+        self._last_step = progress.step
         if progress.step - self._clear_from >= MEASURED_STEPS:
             self._clear_from = progress.step
             # Each node's own time would make a thousand samples of a large gang long.
