@@ -24,7 +24,10 @@ WISHES = {Intent.PAUSE: "pause_requested", Intent.CANCEL: "cancel_requested"}
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """`code` is for programs. `restarts` has a line for each attempt that ended, `decisions` the end of the history."""
+    """`code` is for programs. `restarts` has a line for each attempt that ended, `decisions` the end of the history.
+
+    `if_taken` is where the job would go, empty while nothing advises to leave its machines.
+    """
 
     job: str
     phase: str
@@ -32,6 +35,7 @@ class Explanation:
     why: str
     unblock: str
     cost: str
+    if_taken: str
     restarts: tuple[str, ...]
     decisions: tuple[str, ...]
     log_tail: str
@@ -78,6 +82,7 @@ def explained(sight: Sight, history: Sequence[Mapping[str, Any]], ahead: Sequenc
         why=why,
         unblock=unblock,
         cost=show.money(job, now),
+        if_taken=show.if_taken(job, now) or "",
         restarts=tuple(_restarts(history)),
         decisions=tuple(show.decision(item) for item in history[-LAST_DECISIONS:]),
         log_tail=next((tail for item in reversed(history) if (tail := _tail(item))), ""),
@@ -160,6 +165,7 @@ def _facts(told_of: Explanation) -> list[tuple[str, str]]:
         ("why", f"{told_of.why} ({told_of.code})"),
         ("what helps", told_of.unblock),
         ("cost", told_of.cost),
+        *([("if taken", told_of.if_taken)] if told_of.if_taken else []),
         *(("ended", line) for line in told_of.restarts),
         *(("decided", line) for line in told_of.decisions),
     ]

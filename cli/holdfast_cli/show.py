@@ -57,6 +57,14 @@ def money(job: Job, now: float) -> str:
     return f"about {in_words(total.usd)}{budget}" + (f", and {unpriced}" if total.unpriced_s else "")
 
 
+def if_taken(job: Job, now: float) -> str | None:
+    """Return where the job would go if its machines were taken; None when nothing advises to leave them."""
+    found = job.elsewhere
+    if found is None or job.over or now >= found.until:
+        return None
+    return f"{found.words} (looked {age(now - found.at)} ago)"
+
+
 def sight_data(sight: Sight, now: float) -> dict[str, Any]:
     steps = {"steps": sight.steps} if sight.steps is not None else {}
     return {**job_data(sight.job, now), "step": sight.step, **steps, "machines": [plain(node) for node in sight.nodes]}
@@ -154,6 +162,8 @@ def _facts(sight: Sight, now: float) -> Iterable[tuple[str, str]]:
         yield "reason", job.reason
     if job.failure:
         yield "failure", job.failure
+    if (taken := if_taken(job, now)) is not None:
+        yield "if taken", taken
     yield "attempt", f"{job.attempt}, {counted(job.interruptions, 'interruption')}"
     yield "progress", progress(sight)
     for node in sight.nodes:

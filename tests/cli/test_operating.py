@@ -23,8 +23,10 @@ from holdfast.domain.events import (
     AttemptClosed,
     AttemptStarted,
     CancelRequested,
+    CapacityLooked,
     CapacityRefused,
     CheckpointSaved,
+    EarlySaveAdvised,
     Failed,
     FleetBought,
     FleetIntended,
@@ -275,6 +277,26 @@ def test_the_history_begins_with_the_acceptance_and_tells_saves_deadlines_and_as
     assert "deadline 2026-11-30" in lines[-2]
     assert "by ada" in lines[-1]
     assert told("events", JOB)[0]["kind"] == "accepted"
+
+
+def test_status_and_explain_tell_where_a_job_would_go_while_advice_holds(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.accept()
+    cloud.run(JOB)
+    where = "2 c7i.large (spot) in us-east-1b; its own pool, c7i.large in us-east-1a (spot), is asked last"
+    cloud.happens(
+        JOB,
+        EarlySaveAdvised(at=AT + 40, attempt=1, until_at=AT + 3640),
+        CapacityLooked(at=AT + 60, attempt=1, asked_at=AT + 40, outcome=where),
+    )
+    monkeypatch.setattr(main.time, "time", lambda: AT + 120)
+    assert f"if taken   {where} (looked 1 min ago)" in holdfast("status", JOB).stdout
+    assert told("explain", JOB)["if_taken"] == f"{where} (looked 1 min ago)"
+    assert where in holdfast("events", JOB).stdout
+    monkeypatch.setattr(main.time, "time", lambda: AT + 3640)
+    assert "if taken" not in holdfast("status", JOB).stdout
+    assert told("explain", JOB)["if_taken"] == ""
 
 
 def test_status_leaves_out_what_is_empty_and_counts_in_good_english(cloud: Cloud) -> None:

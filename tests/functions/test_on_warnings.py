@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import on_health_event
-from bench.world.world import World
+from bench.world.wire import wired_client
+from bench.world.world import JOBS, World
+from holdfast.adapters.items import to_item
 from holdfast.runtime import observability
 from tests import builders as b
 from tests.functions.scenes import (
     INSTANCE,
+    JOB,
     PEER,
     REQUESTS,
     breaks,
@@ -63,6 +67,18 @@ def call(world: World, counted: list[str]) -> Callable[[str, Any], None]:
     return bring
 
 
+def running(instance: str) -> dict[str, Any]:
+    """A machine of the job, as EC2 describes it."""
+    return {
+        "InstanceId": instance,
+        "InstanceType": "c7i.large",
+        "State": {"Name": "running", "Code": 16},
+        "Placement": {"AvailabilityZone": "us-east-1a"},
+        "LaunchTime": datetime.now(UTC),
+        "Tags": [{"Key": "holdfast:job", "Value": JOB}, {"Key": "holdfast:stack", "Value": "holdfast"}],
+    }
+
+
 def pending(world: World, days: float) -> dict[str, Any]:
     """A retirement of INSTANCE, so many days from now."""
     from email.utils import formatdate
@@ -89,6 +105,38 @@ def test_advice_brings_one_early_save_and_leaves_the_job_running(
     for _ in range(5):
         call(REBALANCE, b.sample(REBALANCE))
     assert (job_now().phase, orders_now(world).action, job_now().version) == ("running", "checkpoint", 7)
+
+
+def test_after_advice_the_sweep_looks_where_the_gang_would_go_and_nothing_is_asked_of_ec2_that_changes_anything(
+    world: World, call: Callable[[str, Any], None]
+) -> None:
+    training(world)
+    body = json.loads(b.sample(REQUESTS)["Records"][0]["body"])
+    body["fleet"] = {"instance_types": ["c7i.large"], "nodes": 2, "market": "spot", "zones": "any"}
+    request = {"pk": f"JOB#{JOB}", "sk": "REQUEST", "body": json.dumps(body)}
+    wired_client("dynamodb").put_item(TableName=JOBS, Item=to_item(request))
+    world.machine.answer("StartExecution", {"name": f"{JOB}-1", "input": "{}"})
+    usual, called = world.wire.answers["ec2"], list[str]()
+
+    def noted(operation: str, params: Any) -> Any:
+        called.append(operation)
+        if operation == "DescribeInstances":
+            return {"Reservations": [{"Instances": [running(one) for one in (INSTANCE, PEER)]}]}
+        return usual(operation, params)
+
+    world.wire.answers["ec2"] = noted
+    call(REBALANCE, b.sample(REBALANCE))
+    assert (orders_now(world).action, called) == ("checkpoint", [])
+    world.call("Sweep", {})
+    looked, found = len(called), job_now().elsewhere
+    world.call("Sweep", {})
+    assert found is not None
+    assert found.words == (
+        "2 c7i.large (spot) in us-east-1b; its own pool, c7i.large in us-east-1a (spot), is asked last"
+    )
+    assert (job_now().phase, job_now().elsewhere) == ("running", found)
+    assert ("DescribeSubnets" in called[:looked], "DescribeSubnets" in called[looked:]) == (True, False)
+    assert [name for name in called if not name.startswith("Describe")] == []
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from holdfast.application.ports import Ports
 from holdfast.application.record import record
 from holdfast.application.survivors import rejoin
 from holdfast.application.terms import ReadTerms, Terms, unread
+from holdfast.domain.elsewhere import in_order
 from holdfast.domain.errors import IdentityReused, PurchaseRefused, Unavailable
 from holdfast.domain.events import CapacityRefused, Event, FleetBought, FleetIntended, GaveUp
 from holdfast.domain.job import Job
@@ -33,8 +34,6 @@ from holdfast.domain.placement import (
     jitter_of,
     node_price,
     pools_of,
-    ranked,
-    spread,
 )
 from holdfast.domain.purchase import (
     Bought,
@@ -114,6 +113,7 @@ class Launch:
         self.offers.quotas = self.terms.quotas
         patience = self.ports.store.patience(job_id)
         this = Round(job_id=job_id, attempt=attempt, head=head, ends_at=ends_at, patience=patience, image=image)
+        this.avoided = job.elsewhere.pool if job.elsewhere is not None else None
         try:
             if job.held and (outcome := self._rejoin(job, this)):
                 return _answer(outcome)
@@ -138,7 +138,7 @@ class Launch:
 
     def _rejoin(self, job: Job, this: Round) -> str | None:
         def missing(fleet: str, candidate: Candidate) -> tuple[Purchase | None, str]:
-            self._look(this, [candidate])
+            self.offers.read([candidate], this)
             purchase = self.offers.purchase(fleet, candidate, this)
             return purchase, "; ".join(this.reasons)
 
@@ -146,13 +146,6 @@ class Launch:
         new = node_price(self.terms.prices, pool.instance_type, pool.zone, [pool.market]) if pool else None
         price = job.node_usd_h if new is None else new
         return rejoin(job, this.attempt, _resume_from(this.head), missing, self.ports, node_usd_h=price)
-
-    def _look(self, this: Round, asked: Sequence[Candidate]) -> None:
-        this.subnets = self.ports.fleets.subnets()
-        this.machines = self.ports.fleets.machine_types(one.instance_type for one in asked)
-        this.reservations = {
-            one.reservation: self.ports.fleets.reservation(one.reservation) for one in asked if one.reservation
-        }
 
     def _finish_the_last(self, job: Job, this: Round) -> None:
         """An intent that a run before this one left open is settled before anything else is asked for."""
@@ -167,7 +160,7 @@ class Launch:
 
     def _ask_all(self, asked: Sequence[Candidate], this: Round) -> None:
         try:
-            self._look(this, asked)
+            self.offers.read(asked, this)
         except PurchaseRefused as refused:
             self._before_a_call(refused.refusal, asked[0], this)
             raise Stop from refused
@@ -175,10 +168,10 @@ class Launch:
             self._no_answer(silence, this)
         this.reasons += misplaced(this, asked)
         blocks = [one for one in this.reservations.values() if one.kind is ReservationKind.CAPACITY_BLOCK]
-        wanted = spread(asked, (subnet.zone for subnet in this.subnets))
+        wanted = in_order(asked, (subnet.zone for subnet in this.subnets), self.prices, this.avoided)
         if not wanted:
             this.reasons.append(f"no subnet of the stack lies in {', '.join(asked[0].zones)}; add one or allow any")
-        for number, candidate in ranked(wanted, self.prices):
+        for number, candidate in wanted:
             # A block is paid for: nothing else is bought in its stead.
             if candidate.reservation or not blocks:
                 self._ask(number, candidate, this)

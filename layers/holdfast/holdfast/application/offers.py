@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.application.ports import Ports
 from holdfast.domain.catalogue import Room
+from holdfast.domain.job import Pool as JobPool
 from holdfast.domain.network_cards import MachineType, layout
 from holdfast.domain.placement import (
     CLUSTER,
@@ -45,26 +46,18 @@ class Stop(Exception):
         self.outcome = outcome
 
 
-@dataclass
-class Round:
-    """What one run has learned: why nothing was bought, which of it is for a quota, and when it may be otherwise."""
+@dataclass(kw_only=True)
+class Look:
+    """What one look at AWS has learned: why nothing can be bought, which of it is for a quota, and until when."""
 
-    job_id: str
-    attempt: int
-    head: Head
-    ends_at: float
-    patience: Patience
     reasons: list[str] = field(default_factory=list)
     for_quota: set[str] = field(default_factory=set)
     again_at: list[float] = field(default_factory=list)
     cooled_here: dict[Pool, Cold] = field(default_factory=dict)
     cold: dict[Pool, Cold] = field(default_factory=dict)
-    fatal: str | None = None
     subnets: Sequence[Subnet] = ()
     machines: Mapping[str, MachineType] = field(default_factory=dict)
-    base: Template | None = None
     reservations: dict[str, Reservation] = field(default_factory=dict)
-    image: str = ""
 
     def wait(self, reason: str, until: float, *, quota: bool = False) -> None:
         self.reasons.append(reason)
@@ -78,6 +71,21 @@ class Round:
         return bool(self.for_quota) and self.for_quota.issuperset(self.reasons)
 
 
+@dataclass(kw_only=True)
+class Round(Look):
+    """One run of the launch step: whose it is, what it may still do, and what it has learned."""
+
+    job_id: str
+    attempt: int
+    head: Head
+    ends_at: float
+    patience: Patience
+    avoided: JobPool | None = None
+    fatal: str | None = None
+    base: Template | None = None
+    image: str = ""
+
+
 class Offers:
     """Turns candidates into purchases; `quotas_reached` counts those that no quota of the account allows."""
 
@@ -86,20 +94,22 @@ class Offers:
         self.quotas: Mapping[tuple[str, str], Room] = {}
         self.quotas_reached = 0
 
+    def read(self, asked: Sequence[Candidate], this: Look) -> None:
+        """What EC2 says of subnets, types and reservations is known. Raises PurchaseRefused or Unavailable."""
+        this.subnets = self.ports.fleets.subnets()
+        this.machines = self.ports.fleets.machine_types(one.instance_type for one in asked)
+        this.reservations = {
+            one.reservation: self.ports.fleets.reservation(one.reservation) for one in asked if one.reservation
+        }
+
     def purchase(self, fleet: str, candidate: Candidate, this: Round) -> Purchase | None:
         """Return the call to make; None, with the reason noted, when it would be refused or must not be made now."""
-        machine = this.machines.get(candidate.instance_type)
-        if machine is None:
-            this.reasons.append(f"EC2 knows no type {candidate.instance_type} in this region; name another")
+        open_now = self.open_now(candidate, this)
+        if not open_now:
             return None
+        machine = this.machines[candidate.instance_type]
         reservation = this.reservations.get(candidate.reservation)
-        if reservation is not None and not self._bookable(reservation, candidate, this):
-            return None
         cluster = cluster_group_wanted(candidate, machine, reservation)
-        subnets = self._roomy(candidate, machine, this)
-        open_now = self._not_cold(candidate, subnets, CLUSTER if cluster else "", this)
-        if not open_now or not self._within_quota(candidate, machine, this):
-            return None
         this.base = this.base or self.ports.fleets.base_template()
         template = self._template(candidate, machine, reservation, this.base)
         places = tuple(
@@ -126,6 +136,20 @@ class Offers:
             expected=expectation(machine, places, candidate.nodes, image=this.image),
         )
 
+    def open_now(self, candidate: Candidate, this: Look) -> list[Subnet]:
+        """Return the subnets in which the candidate may be asked now; none, with the reason noted, when it may not."""
+        machine = this.machines.get(candidate.instance_type)
+        if machine is None:
+            this.reasons.append(f"EC2 knows no type {candidate.instance_type} in this region; name another")
+            return []
+        reservation = this.reservations.get(candidate.reservation)
+        if reservation is not None and not self._bookable(reservation, candidate, this):
+            return []
+        cluster = cluster_group_wanted(candidate, machine, reservation)
+        subnets = self._roomy(candidate, machine, this)
+        open_now = self._not_cold(candidate, subnets, CLUSTER if cluster else "", this)
+        return open_now if open_now and self._within_quota(candidate, machine, this) else []
+
     def _template(
         self, candidate: Candidate, machine: MachineType, reservation: Reservation | None, base: Template
     ) -> Template:
@@ -133,7 +157,7 @@ class Offers:
         plain = machine if candidate.nodes > 1 else replace(machine, efas=0)
         return self.ports.fleets.template_for(base, plain, reservation)
 
-    def _roomy(self, candidate: Candidate, machine: MachineType, this: Round) -> list[Subnet]:
+    def _roomy(self, candidate: Candidate, machine: MachineType, this: Look) -> list[Subnet]:
         """Return the subnets of the candidate's zones that have an address for every interface that needs one."""
         mine = [subnet for subnet in this.subnets if subnet.zone in candidate.zones]
         if not mine:
@@ -147,7 +171,7 @@ class Offers:
                 this.wait(what, self.ports.clock() + LOOK_AGAIN_S)
         return roomy
 
-    def _not_cold(self, candidate: Candidate, subnets: Sequence[Subnet], group: str, this: Round) -> list[Subnet]:
+    def _not_cold(self, candidate: Candidate, subnets: Sequence[Subnet], group: str, this: Look) -> list[Subnet]:
         """Return the subnets whose pools may be asked now."""
         pools = {subnet.id: pools_of(candidate, subnet.zone, group) for subnet in subnets}
         this.cold |= self.ports.store.cold(pool for named in pools.values() for pool in named)
@@ -162,7 +186,7 @@ class Offers:
                 this.wait(told, closed.until, quota=quota)
         return open_now
 
-    def _within_quota(self, candidate: Candidate, machine: MachineType, this: Round) -> bool:
+    def _within_quota(self, candidate: Candidate, machine: MachineType, this: Look) -> bool:
         for market, nodes in candidate.shares.items():
             room, needed = self.quotas.get((machine.name, market)), machine.vcpus * nodes
             if room is None or needed <= room.free:
@@ -180,7 +204,7 @@ class Offers:
             return False
         return True
 
-    def _bookable(self, reservation: Reservation, candidate: Candidate, this: Round) -> bool:
+    def _bookable(self, reservation: Reservation, candidate: Candidate, this: Look) -> bool:
         """True when the reservation can be bought in now; the candidate of its zone says why not."""
         if (reservation.zone, reservation.instance_type) != (*candidate.zones, candidate.instance_type):
             return False
@@ -198,7 +222,7 @@ class Offers:
         return True
 
 
-def misplaced(this: Round, asked: Sequence[Candidate]) -> list[str]:
+def misplaced(this: Look, asked: Sequence[Candidate]) -> list[str]:
     """Why a reservation fits no candidate at all."""
     zones = {subnet.zone for subnet in this.subnets}
     found = []
@@ -211,7 +235,7 @@ def misplaced(this: Round, asked: Sequence[Candidate]) -> list[str]:
     return found
 
 
-def _asked(candidate: Candidate, pools: Iterable[Pool], this: Round) -> list[Pool]:
+def _asked(candidate: Candidate, pools: Iterable[Pool], this: Look) -> list[Pool]:
     """The pools that count: that all nodes were refused a moment ago says nothing of fewer."""
     if not candidate.fewest:
         return list(pools)

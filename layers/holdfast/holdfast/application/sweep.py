@@ -10,6 +10,7 @@ from typing import cast
 from holdfast.application.account import repair_ledger
 from holdfast.application.apart import Faults
 from holdfast.application.dry_run import DryRun
+from holdfast.application.elsewhere import LOOKS_A_ROUND, look_elsewhere
 from holdfast.application.notices import heed_statuses, move_when_due, save_while_advised
 from holdfast.application.ports import Ports
 from holdfast.application.record import record, settle
@@ -20,6 +21,7 @@ from holdfast.application.vitals import Vitals
 from holdfast.domain.errors import ExecutionOver
 from holdfast.domain.events import Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
+from holdfast.domain.notices import look_due
 from holdfast.domain.ownership import FleetIntent, Instance, suspect
 from holdfast.domain.phase import ALIVE, Intent, Phase
 from holdfast.domain.recovery import hung, passed
@@ -53,6 +55,7 @@ class Sweep:
         self.dry_run = dry_run
         self.vitals = Vitals(self.ports)
         self.found: list[Finding] = []
+        self._advised: list[str] = []
 
     def run(self) -> list[Finding]:
         """Silent jobs are moved on and orphans ended; returns what was found.
@@ -71,9 +74,13 @@ class Sweep:
         self._add(orphans)
         if not self.dry_run:
             self._add(self._leftovers())
-        if jobs:
-            # Last: whoever may not read statuses yet still has all of the above.
-            self._add(self._statuses())
+        # Last: whoever may not read statuses or offers yet still has all of the above.
+        with faults.apart("statuses"):
+            self._add(self._statuses() if jobs else ())
+        for job_id in self._advised[:LOOKS_A_ROUND] if not self.dry_run else ():
+            with faults.apart(job_id):
+                self._add(self._elsewhere(job_id))
+        faults.tell("looking at statuses and elsewhere")
         return self.found
 
     def _add(self, findings: Iterable[Finding]) -> None:
@@ -117,6 +124,14 @@ class Sweep:
             yield Finding("planned move is due", job_id, "ordered to save and stop")
         elif save_while_advised(job, self.ports):
             yield Finding("advice holds and the newest save is old", job_id, "asked for a save")
+        if look_due(job, self.ports.clock()):
+            self._advised.append(job_id)
+
+    def _elsewhere(self, job_id: str) -> Iterable[Finding]:
+        job = self.ports.store.load(job_id)
+        looked = look_elsewhere(job, self.ports) if job is not None else None
+        if looked is not None and looked.elsewhere is not None:
+            yield Finding("AWS advises to leave its machines", job_id, f"looked elsewhere: {looked.elsewhere.words}")
 
     def _never_started(self, job: Job) -> Iterable[Finding]:
         if self.ports.clock() - job.phase_at < START_GRACE_S:

@@ -28,8 +28,8 @@ def unread(candidates: Sequence[Candidate], ports: Ports) -> Terms:
     return Terms()
 
 
-def terms(candidates: Sequence[Candidate], ports: Ports) -> Terms:
-    """Return what can be read now; no purchase waits for what cannot."""
+def terms(candidates: Sequence[Candidate], ports: Ports, *, without: str | None = None) -> Terms:
+    """Return what can be read now; no purchase waits for what cannot. Machines of the job `without` use no quota."""
     prices: dict[tuple[str, str, str], float] = {}
     limits: dict[str, int] = {}
     for market in (SPOT, ON_DEMAND):
@@ -38,7 +38,7 @@ def terms(candidates: Sequence[Candidate], ports: Ports) -> Terms:
         if offers is not None:
             prices |= prices_of(offers, market)
             limits |= {code: int(vcpus) for code, vcpus in offers.quotas.items()}
-    used = _used(ports) if limits else {}
+    used = _used(ports, without) if limits else {}
     asked = {(one.instance_type, market) for one in candidates for market in (SPOT, ON_DEMAND)}
     coded = {key: code for key in asked if (code := quota_code(*key)) in limits and code is not None}
     quotas = {key: Room(code=code, vcpus=limits[code], used=used.get(code, 0)) for key, code in coded.items()}
@@ -52,10 +52,10 @@ def _offers(kinds: Sequence[str], market: str, ports: Ports) -> catalogue.Offers
         return None
 
 
-def _used(ports: Ports) -> dict[str, int]:
+def _used(ports: Ports, without: str | None) -> dict[str, int]:
     """vCPUs of this stack's machines by the quota that counts them. What else the account runs, only EC2 knows."""
     try:
-        live = [one for one in ports.fleets.of_stack() if one.live]
+        live = [one for one in ports.fleets.of_stack() if one.live and (without is None or one.job != without)]
         machines = ports.fleets.machine_types({one.instance_type for one in live}) if live else {}
     except (Unavailable, PurchaseRefused):
         return {}

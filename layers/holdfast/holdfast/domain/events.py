@@ -259,6 +259,14 @@ class EarlySaveAdvised(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CapacityLooked(AttemptEvent):
+    """After the early save of `asked_at` it was looked where the gang would go; `outcome` says it in words."""
+
+    asked_at: float
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class MovePlanned(AttemptEvent):
     """The machines must be left by `by_at`; `after_save`: as soon as one more save is committed.
 

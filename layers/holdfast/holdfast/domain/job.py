@@ -47,6 +47,19 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """Where the job would go if its machines were taken, as looked up `at`. Until `until` its own `pool` is asked last.
+
+    Times are seconds since 1970 (UTC).
+    """
+
+    at: float
+    until: float
+    pool: Pool
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One job. Times are seconds since 1970 (UTC). `attempt` is a fence only: it grows by one on every dispatch.
 
@@ -111,6 +124,7 @@ class Job:
     save_asked_at: float | None = None
     asked_generation: int | None = None
     advised_until_at: float | None = None
+    elsewhere: Elsewhere | None = None
     move_by_at: float | None = None
     move_after_save_at: float | None = None
     leaving: tuple[str, ...] = ()

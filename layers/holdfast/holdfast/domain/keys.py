@@ -8,6 +8,7 @@ from functools import cache, singledispatch
 from holdfast.domain.events import (
     AttemptEvent,
     CancelRequested,
+    CapacityLooked,
     CheckpointSaved,
     EarlySaveAdvised,
     Event,
@@ -137,6 +138,12 @@ def _(event: EarlySaveAdvised) -> str:
         return event.request
     # Hints repeat for hours under the same words; two that a cool-down parts are never in one of these windows.
     return str(int(event.at // REBALANCE_COOL_DOWN_S))
+
+
+@_detail.register
+def _(event: CapacityLooked) -> str:
+    # One look for each early save that was asked for.
+    return f"{event.asked_at:.3f}"
 
 
 @_detail.register

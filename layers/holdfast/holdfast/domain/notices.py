@@ -118,6 +118,15 @@ def early_save_due(job: Job, now: float) -> bool:
     return job.saved is None or now - job.saved.at >= REBALANCE_COOL_DOWN_S
 
 
+def look_due(job: Job, now: float) -> bool:
+    """True when advice holds, and it was not looked for other capacity since the last early save was asked for."""
+    if not trains(job) or job.pool is None or job.save_asked_at is None:
+        return False
+    if now >= (job.advised_until_at or 0.0):
+        return False
+    return job.elsewhere is None or job.elsewhere.at < job.save_asked_at
+
+
 def may_swap(job: Job) -> bool:
     """True while the job may leave one of its machines: it trains, no move is planned, and it has not done so often."""
     return trains(job) and job.move_by_at is None and job.swaps < MOST_SWAPS

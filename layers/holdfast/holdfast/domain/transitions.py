@@ -14,6 +14,7 @@ from holdfast.domain.events import (
     AttemptEvent,
     AttemptStarted,
     CancelRequested,
+    CapacityLooked,
     CapacityRefused,
     CheckpointSaved,
     EarlySaveAdvised,
@@ -41,7 +42,7 @@ from holdfast.domain.events import (
     TrainingFinished,
     TrainingStarted,
 )
-from holdfast.domain.job import Job, Pool, Saved, save_order
+from holdfast.domain.job import Elsewhere, Job, Pool, Saved, save_order
 from holdfast.domain.notices import announced, cooling, loses_only_doomed, may_swap, trains
 from holdfast.domain.obligations import orders_differ
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
@@ -86,6 +87,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     LimitsExtended: {**NOT_ENDED, **{phase: phase for phase in ENDED}},
     RetryRequested: dict.fromkeys(ENDED, Q),
     EarlySaveAdvised: {phase: phase for phase in (L, R, N, C, S)},
+    CapacityLooked: {phase: phase for phase in (L, R, N, C, S)},
     MovePlanned: {phase: phase for phase in (L, R, N, C, S)},
     MoveDue: {L: N, R: N, N: N, C: C, S: S},
 }
@@ -192,6 +194,7 @@ def _attempt_started(job: Job, event: AttemptStarted, target: Phase) -> Job:
         save_asked_at=None,
         asked_generation=None,
         advised_until_at=None,
+        elsewhere=job.elsewhere if job.elsewhere is not None and event.at < job.elsewhere.until else None,
         move_by_at=None,
         move_after_save_at=None,
         leaving=(),
@@ -218,6 +221,7 @@ def _fleet_bought(job: Job, event: FleetBought, target: Phase) -> Job:
         node_usd_h=event.node_usd_h,
         held=(),
         held_until=None,
+        elsewhere=None,
     )
 
 
@@ -501,6 +505,13 @@ def _early_save_advised(job: Job, event: EarlySaveAdvised, target: Phase) -> Job
     )
 
 
+def _capacity_looked(job: Job, event: CapacityLooked, target: Phase) -> Job:
+    if not trains(job) or job.pool is None or job.advised_until_at is None:
+        return job
+    found = Elsewhere(at=event.at, until=job.advised_until_at, pool=job.pool, words=event.outcome)
+    return replace(job, elsewhere=found)
+
+
 def _answers(job: Job, event: CheckpointSaved) -> bool:
     """A save made since it was asked for answers the ask, whatever order made it."""
     return job.save_asked_at is not None and event.at >= job.save_asked_at
@@ -569,6 +580,7 @@ RULES: Mapping[type[Event], Rule] = {
     LimitsExtended: _limits_extended,
     RetryRequested: _retry_requested,
     EarlySaveAdvised: _early_save_advised,
+    CapacityLooked: _capacity_looked,
     MovePlanned: _move_planned,
     MoveDue: _move_due,
 }
