@@ -21,7 +21,7 @@ from holdfast.application.ports import JobStore
 from holdfast.domain.baseline import Baseline, BaselineKey, Watch
 from holdfast.domain.because import Because, Code
 from holdfast.domain.errors import Raced, Rejected
-from holdfast.domain.events import Failed, FleetLost, RetryRequested
+from holdfast.domain.events import BudgetNearlySpent, Failed, FleetLost, RetryRequested
 from holdfast.domain.failure import CLASSES
 from holdfast.domain.gate import Quarantined
 from holdfast.domain.keys import KEEP_S, dedup_key
@@ -171,10 +171,11 @@ def test_only_a_write_that_brings_news_says_so_to_the_stream(client: Any) -> Non
         return "tells" in client.get_item(TableName=table.jobs, Key=key)["Item"]
 
     told = [tells()]
-    for event in (b.started(), b.intended(), b.training(), b.saved(25), b.noticed(), b.saved(30, number=2)):
+    spent = BudgetNearlySpent(at=b.NOW, attempt=1, budget_usd=job.budget_usd, cost_usd=4.0)
+    for event in (b.started(), b.intended(), b.training(), b.saved(25), spent, b.noticed(), b.saved(30, number=2)):
         job = moved(table, job, event)
         told.append(tells())
-    assert told == [True, True, False, True, False, True, False]
+    assert told == [True, True, False, True, False, True, True, False]
 
 
 def test_a_job_is_in_the_index_of_its_state_only(store: JobStore) -> None:

@@ -19,7 +19,7 @@ from holdfast.application.sweep import Sweep
 from holdfast.application.terms import terms
 from holdfast.domain.catalogue import InstanceType, Offers
 from holdfast.domain.cost import cost
-from holdfast.domain.events import Event, FleetBought
+from holdfast.domain.events import BudgetNearlySpent, Event, FleetBought
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate, candidates
@@ -155,6 +155,59 @@ def test_news_and_result_tell_the_cost(ports: FakePorts) -> None:
     assert (result["cost_usd"], "unpriced_node_seconds" in result) == (2.0, False)
 
 
+def warnings(ports: FakePorts) -> list[BudgetNearlySpent]:
+    return [one for one in ports.store.events[JOB].values() if isinstance(one, BudgetNearlySpent)]
+
+
+def test_a_job_is_warned_once_at_80_percent_of_its_budget_and_goes_on(ports: FakePorts) -> None:
+    job = training(ports, 1.0, budget_usd=5.0, run_s=10**8)
+    ports.clock.step(2 * 3600 - 1)
+    assert (Sweep(ports).run(), ports.store.rows[JOB]) == ([], job)
+    ports.clock.step(1)
+    sweep = Sweep(ports)
+    [finding] = sweep.run()
+    assert finding.what == "most of the budget is spent"
+    for words in ("about 4.00 USD of limits.budget_usd = 5 are spent", f"holdfast extend {JOB} --budget-usd USD"):
+        assert words in finding.done
+    assert sweep.vitals.found["BudgetWarnings"] == 1.0
+    warned = ports.store.rows[JOB]
+    assert (warned.phase, warned.intent, warned.generation) == (Phase.RUNNING, job.intent, job.generation)
+    ports.clock.step(600)
+    again = Sweep(ports)
+    assert (again.run(), "BudgetWarnings" in again.vitals.found, len(warnings(ports))) == ([], False, 1)
+
+
+def test_a_budget_that_is_extended_warns_again_at_its_own_80_percent(ports: FakePorts) -> None:
+    training(ports, 1.0, budget_usd=5.0, run_s=10**8)
+    ports.clock.step(2 * 3600)
+    Sweep(ports).run()
+    obey(wish("extend", budget_usd=10), ports)
+    assert Sweep(ports).run() == []
+    ports.clock.step(2 * 3600)
+    Sweep(ports).run()
+    assert [(one.budget_usd, one.cost_usd) for one in warnings(ports)] == [(5.0, 4.0), (10.0, 8.0)]
+
+
+def test_a_budget_that_is_spent_before_anybody_looked_ends_the_job_without_a_warning(ports: FakePorts) -> None:
+    training(ports, 1.0, budget_usd=5.0, run_s=10**8)
+    ports.clock.step(3 * 3600)
+    Sweep(ports).run()
+    assert (warnings(ports), ports.store.rows[JOB].limit) == ([], "budget_spent")
+
+
+def test_the_warning_is_news_of_its_own_and_repeats_nothing_of_the_phase(ports: FakePorts) -> None:
+    before = training(ports, 1.0, budget_usd=5.0, run_s=10**8)
+    ports.clock.step(2 * 3600)
+    Sweep(ports).run()
+    after = ports.store.rows[JOB]
+    for _ in range(2):
+        assert publish(before, after, bucket="saves", outbox=ports.outbox)
+    told = [news_id for news_id, _ in ports.outbox.published]
+    assert told == [f"{JOB}#budget#5"] * 2
+    later = replace(after, version=after.version + 1)
+    assert not publish(after, later, bucket="saves", outbox=ports.outbox)
+
+
 # -- vCPU quotas -------------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +291,7 @@ def test_what_this_stack_uses_is_left_out_where_ec2_does_not_say(ports: FakePort
 def test_a_job_that_has_spent_its_budget_saves_first_and_fails_with_the_way_out(ports: FakePorts) -> None:
     training(ports, 2.0, budget_usd=4.0)
     ports.clock.step(3599)
-    assert Sweep(ports).run() == []
+    assert [finding.what for finding in Sweep(ports).run()] == ["most of the budget is spent"]
     ports.clock.step(1)
     [finding] = Sweep(ports).run()
     assert (finding.what, finding.who) == ("limit", JOB)

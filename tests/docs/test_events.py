@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.application.news import PHASE_CHANGED, phase_change
+from holdfast.application.news import BUDGET_WARNING, PHASE_CHANGED, budget_warned, phase_change
 from holdfast.domain.errors import Rejected
+from holdfast.domain.events import BudgetNearlySpent
 from holdfast.domain.failure import CLASSES
 from holdfast.domain.job import Job
 from holdfast.domain.phase import Phase
@@ -46,6 +47,17 @@ def test_the_sample_of_a_change_of_phase_is_one() -> None:
     assert set(sample) == {*ENVELOPE, "detail-type", "detail"}
     assert (sample["source"], sample["detail-type"]) == ("holdfast", PHASE_CHANGED)
     assert sample["detail"] == json.loads(json.dumps(phase_change(interrupted())))
+
+
+def test_the_event_of_a_budget_that_is_nearly_spent_has_the_documented_fields_and_a_sample() -> None:
+    spent = BudgetNearlySpent(at=b.NOW + 7200, attempt=1, budget_usd=5.0, cost_usd=4.0)
+    job = replace(b.after(b.a_running_job(budget_usd=5.0), spent), id="demo-0123456789")
+    assert job.budget_warned is not None
+    detail = budget_warned(job, job.budget_warned)
+    assert list(detail) == list(table("Field of the warning"))
+    sample = b.sample("news-budget-warning.json")
+    assert (sample["source"], sample["detail-type"]) == ("holdfast", BUDGET_WARNING)
+    assert sample["detail"] == json.loads(json.dumps(detail))
 
 
 def test_a_result_has_the_fields_that_are_documented_and_no_other() -> None:

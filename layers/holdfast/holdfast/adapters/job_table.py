@@ -204,10 +204,11 @@ class JobTable:
         return (build(Job, row) if row else None), any(item["sk"] != "ROW" for item in items)
 
     def save(self, before: Job, after: Job, event: Event, key: str, ledger: Ledger | None = None) -> None:
+        tells = after.news != before.news or after.budget_warned != before.budget_warned
         row = {
             "Put": {
                 "TableName": self.jobs,
-                "Item": to_item({**row_of(after), **({TELLS: True} if after.news != before.news else {})}),
+                "Item": to_item({**row_of(after), **({TELLS: True} if tells else {})}),
                 "ConditionExpression": "version = :before",
                 "ExpressionAttributeValues": to_item({":before": before.version}),
             }

@@ -7,17 +7,23 @@ from typing import Any
 
 from holdfast.application.ports import JobStore, Outbox
 from holdfast.domain.cost import cost
-from holdfast.domain.job import Job
+from holdfast.domain.job import BudgetWarned, Job
 from holdfast.domain.keys import KEEP_S
+from holdfast.domain.recovery import budget_warning
 from holdfast.messages.result_message import known_usd, result_id, result_message
 
 PHASE_CHANGED = "Training Job Phase Changed"
+BUDGET_WARNING = "Training Job Budget Warning"
 
 
 def publish(before: Job | None, after: Job, *, bucket: str, outbox: Outbox) -> bool:
     """What the row's change has to tell is told; False when it was nothing."""
+    warned = after.budget_warned
+    told = before is not None and warned is not None and warned != before.budget_warned
+    if told and warned is not None:
+        outbox.publish(_warning_id(after, warned), BUDGET_WARNING, budget_warned(after, warned))
     if before is not None and after.news <= before.news:
-        return False
+        return told
     outbox.publish(f"{after.id}#{after.news}", PHASE_CHANGED, phase_change(after))
     if after.over:
         outbox.result(result_id(after), after.id, result_message(after, bucket=bucket))
@@ -34,6 +40,27 @@ def remember(before: Job | None, after: Job, store: JobStore) -> None:
     job = store.load(after.id)
     if job is not None:
         store.expire(job.id, job.ended_at + KEEP_S if job.over and job.ended_at is not None else None)
+
+
+def budget_warned(job: Job, warned: BudgetWarned) -> Mapping[str, Any]:
+    """Return the detail of the event that most of the budget is spent, schema holdfast.budget-warning/1."""
+    return {
+        "schema": "holdfast.budget-warning/1",
+        "id": _warning_id(job, warned),
+        "job": job.id,
+        "name": job.name,
+        "team": job.team,
+        "phase": job.phase.value,
+        "attempt": job.attempt,
+        "budget_usd": warned.budget_usd,
+        "cost_usd": warned.cost_usd,
+        "reason": budget_warning(job, warned),
+        "at": warned.at,
+    }
+
+
+def _warning_id(job: Job, warned: BudgetWarned) -> str:
+    return f"{job.id}#budget#{warned.budget_usd:g}"
 
 
 def phase_change(job: Job) -> Mapping[str, Any]:

@@ -18,13 +18,14 @@ from holdfast.application.release import end_dead_attempt
 from holdfast.application.retention import retire_saves
 from holdfast.application.retire import retire_launch_templates, retire_placement_groups
 from holdfast.application.vitals import Vitals
+from holdfast.domain.cost import cost
 from holdfast.domain.errors import ExecutionOver
-from holdfast.domain.events import Failed, FleetLost, LimitPassed
+from holdfast.domain.events import BudgetNearlySpent, Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
 from holdfast.domain.notices import look_due
 from holdfast.domain.ownership import FleetIntent, Instance, suspect
 from holdfast.domain.phase import ALIVE, Intent, Phase
-from holdfast.domain.recovery import hung, passed
+from holdfast.domain.recovery import budget_warning, budget_warning_due, hung, passed
 
 START_GRACE_S = 30
 """A dispatch may be between its transaction and its StartExecution."""
@@ -176,9 +177,16 @@ class Sweep:
         now = self.ports.clock()
         limit = passed(job, now)
         if limit is not None and job.intent is Intent.RUN:
-            event = LimitPassed(at=now, attempt=job.attempt, reason=limit.reason, failure=limit.failure)
-            record(event, job.id, self.ports)
+            passed_it = LimitPassed(at=now, attempt=job.attempt, reason=limit.reason, failure=limit.failure)
+            record(passed_it, job.id, self.ports)
             yield Finding("limit", job.id, limit.reason)
+        elif job.intent is Intent.RUN and job.budget_usd is not None and budget_warning_due(job, now):
+            spent = cost(job, now).usd
+            event = BudgetNearlySpent(at=now, attempt=job.attempt, budget_usd=job.budget_usd, cost_usd=spent)
+            warned = record(event, job.id, self.ports).budget_warned
+            if warned is not None and warned.at == now:
+                self.vitals.budget_warned()
+                yield Finding("most of the budget is spent", job.id, budget_warning(job, warned))
 
     def _here(self, instance: Instance | None, bought_at: float) -> bool:
         if instance is None:

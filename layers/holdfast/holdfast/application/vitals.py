@@ -51,6 +51,9 @@ class Vitals:
         if number:
             self.found["Orphans"] = float(number)
 
+    def budget_warned(self) -> None:
+        self._one_more("BudgetWarnings")
+
     def _one_more(self, name: str) -> None:
         self.found[name] = self.found.get(name, 0.0) + 1
 

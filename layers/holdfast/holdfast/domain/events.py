@@ -190,6 +190,14 @@ class LimitPassed(AttemptEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetNearlySpent(AttemptEvent):
+    """The job has cost `cost_usd`, most of its `budget_usd`; nothing is stopped."""
+
+    budget_usd: float
+    cost_usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class GaveUp(Event):
     """A limit was passed before the job had machines, or nothing can be bought for it. Of an older `branch`: too late.
 

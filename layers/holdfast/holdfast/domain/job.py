@@ -60,6 +60,15 @@ class Elsewhere:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetWarned:
+    """It was told that `cost_usd`, most of `budget_usd`, were spent `at` this time."""
+
+    budget_usd: float
+    cost_usd: float
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One job. Times are seconds since 1970 (UTC). `attempt` is a fence only: it grows by one on every dispatch.
 
@@ -84,6 +93,7 @@ class Job:
     wait_s: int
     min_nodes: int = 1
     budget_usd: float | None = None
+    budget_warned: BudgetWarned | None = None
     report_s: float = 300.0
     keep: int = 3
     vcpus_per_node: int = 0

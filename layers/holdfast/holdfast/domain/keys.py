@@ -7,6 +7,7 @@ from functools import cache, singledispatch
 
 from holdfast.domain.events import (
     AttemptEvent,
+    BudgetNearlySpent,
     CancelRequested,
     CapacityLooked,
     CheckpointSaved,
@@ -121,6 +122,11 @@ def _(
 @_detail.register
 def _(event: GaveUp) -> str:
     return f"{event.branch}#{event.reason}" if event.branch else event.reason
+
+
+@_detail.register
+def _(event: BudgetNearlySpent) -> str:
+    return f"{event.budget_usd:g}"
 
 
 @_detail.register

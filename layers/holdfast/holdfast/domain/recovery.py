@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.domain.cost import HOUR_S, cost, in_words
-from holdfast.domain.job import Job
+from holdfast.domain.job import BudgetWarned, Job
 from holdfast.domain.phase import Intent, Phase
 
 HOLD_AT_LEAST_S = 60.0
@@ -19,6 +19,9 @@ REFUSED_RETRY_S = 20.0
 
 USEFUL_S = 300.0
 """An attempt that the budget ends sooner after its boot is not started."""
+
+WARNED_SHARE = 0.8
+"""So much of its budget a job has spent when somebody is told, while there is time to raise it."""
 
 HOLDABLE = frozenset({None, "preemption", "peer_lost", "lost"})
 """Ends that say nothing against the nodes that are still there."""
@@ -90,6 +93,19 @@ def passed(job: Job, now: float) -> Passed | None:
     return Passed("budget_spent", f"{_spent(job, now)}; {_more_money(job)}")
 
 
+def budget_warning_due(job: Job, now: float) -> bool:
+    """True once most of the budget is spent, as long as that was not told of this budget, and it is not passed."""
+    if job.budget_usd is None or (job.budget_warned is not None and job.budget_warned.budget_usd == job.budget_usd):
+        return False
+    return WARNED_SHARE * job.budget_usd <= cost(job, now).usd < job.budget_usd
+
+
+def budget_warning(job: Job, warned: BudgetWarned) -> str:
+    """Return what was told of the budget in words, with the way out."""
+    spent = f"about {in_words(warned.cost_usd)} USD of limits.budget_usd = {warned.budget_usd:g} are spent"
+    return f"{spent}; when all of it is, the job saves, stops and fails: {_raise(job)}"
+
+
 def unaffordable(job: Job, now: float) -> Passed | None:
     """Return why what is left of the budget pays for no useful attempt, None while it may.
 
@@ -113,7 +129,11 @@ def _spent(job: Job, now: float) -> str:
 
 
 def _more_money(job: Job) -> str:
-    return f"raise it with `holdfast extend {job.id} --budget-usd USD`, then `holdfast retry {job.id}`"
+    return f"{_raise(job)}, then `holdfast retry {job.id}`"
+
+
+def _raise(job: Job) -> str:
+    return f"raise it with `holdfast extend {job.id} --budget-usd USD`"
 
 
 HANG_AT_LEAST_S = 120.0

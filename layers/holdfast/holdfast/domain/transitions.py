@@ -13,6 +13,7 @@ from holdfast.domain.events import (
     AttemptClosed,
     AttemptEvent,
     AttemptStarted,
+    BudgetNearlySpent,
     CancelRequested,
     CapacityLooked,
     CapacityRefused,
@@ -42,7 +43,7 @@ from holdfast.domain.events import (
     TrainingFinished,
     TrainingStarted,
 )
-from holdfast.domain.job import Elsewhere, Job, Pool, Saved, save_order
+from holdfast.domain.job import BudgetWarned, Elsewhere, Job, Pool, Saved, save_order
 from holdfast.domain.notices import announced, cooling, loses_only_doomed, may_swap, trains
 from holdfast.domain.obligations import orders_differ
 from holdfast.domain.phase import ALIVE, ENDED, WAITING, Intent, Phase
@@ -79,6 +80,7 @@ TABLE: Mapping[type[Event], Mapping[Phase, Phase]] = {
     AttemptClosed: ENDS_ATTEMPT,
     SurvivorsHeld: {S: S},
     LimitPassed: NOT_ENDED,
+    BudgetNearlySpent: NOT_ENDED,
     GaveUp: dict.fromkeys((Q, L, R, N, C, S, Phase.PAUSED), Phase.FAILED),
     CancelRequested: NOT_ENDED,
     PauseRequested: NOT_ENDED,
@@ -368,6 +370,14 @@ def _limit_passed(job: Job, event: LimitPassed, target: Phase) -> Job:
     return replace(_stopped(replace(job, intent=Intent.EXPIRE, limit=event.failure), Phase.FAILED), reason=event.reason)
 
 
+def _budget_nearly_spent(job: Job, event: BudgetNearlySpent, target: Phase) -> Job:
+    if event.budget_usd != job.budget_usd:
+        # Extended meanwhile: the new budget has a warning of its own.
+        return job
+    warned = BudgetWarned(budget_usd=event.budget_usd, cost_usd=event.cost_usd, at=event.at)
+    return replace(job, budget_warned=warned)
+
+
 def _cancel_requested(job: Job, event: CancelRequested, target: Phase) -> Job:
     return _stopped(replace(job, intent=Intent.CANCEL), Phase.CANCELLED)
 
@@ -571,6 +581,7 @@ RULES: Mapping[type[Event], Rule] = {
     Failed: _failed,
     AttemptClosed: _attempt_closed,
     LimitPassed: _limit_passed,
+    BudgetNearlySpent: _budget_nearly_spent,
     GaveUp: _gave_up,
     SurvivorsHeld: _survivors_held,
     CancelRequested: _cancel_requested,
