@@ -85,7 +85,7 @@ def _counter_generation(advance: Callable[[Job, Event], Job]) -> Callable[[Job, 
     return wrong
 
 
-def _claims_before_ec2(sweep: Sweep) -> list[Finding]:
+def _claims_before_ec2(sweep: Sweep, stuck: frozenset[str]) -> list[Finding]:
     owners = {node.instance: node for node in sweep.ports.store.all_owners()}  # type: ignore[attr-defined]
     now = sweep.ports.clock()
     for instance in sweep.ports.fleets.of_stack():

@@ -27,7 +27,7 @@ from holdfast.domain.events import LimitsExtended, RetryRequested, SaveLost
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S
 from holdfast.domain.obligations import answers_for
-from holdfast.domain.ownership import ORPHAN_GRACE_S, Ready
+from holdfast.domain.ownership import ORPHAN_GRACE_S, FleetIntent, Node, Ready
 from holdfast.domain.phase import Phase
 from holdfast.domain.placement import Candidate
 from job_contract import reports
@@ -129,18 +129,59 @@ def test_a_job_whose_machines_will_not_end_keeps_no_other_job_from_being_swept(p
     assert ports.store.rows[bereft.id].phase is Phase.RESUMING
 
 
-def test_no_orphan_is_looked_for_before_every_job_could_be_swept(ports: FakePorts) -> None:
-    two_in_trouble(ports)
-    ports.fleets.add("i-0aaaaaaaaaaaaaaa9", job="gone", fleet="gone-1-0")
+STRAY = "i-0aaaaaaaaaaaaaaa9"
+
+
+def swept_in_vain(ports: FakePorts, times: int = 3) -> None:
     ports.clock.step(ORPHAN_GRACE_S + 60)
-    for _ in range(3):
-        with pytest.raises(Unavailable):
+    for _ in range(times):
+        with pytest.raises(Unavailable, match="not seen ending"):
             Sweep(ports).run()
-    assert "i-0aaaaaaaaaaaaaaa9" in ports.fleets.live
+
+
+def test_a_machine_of_another_job_is_no_less_an_orphan_while_one_job_cannot_be_swept(ports: FakePorts) -> None:
+    two_in_trouble(ports)
+    ports.fleets.add(STRAY, job="gone", fleet="gone-1-0")
+    swept_in_vain(ports, 1)
+    assert STRAY in ports.fleets.live
+    swept_in_vain(ports, 1)
+    assert STRAY not in ports.fleets.live
+
+
+@pytest.mark.parametrize("link", ["fleet", "owner", "intent", "nothing"])
+def test_what_may_belong_to_a_job_that_cannot_be_swept_waits_for_it(ports: FakePorts, link: str) -> None:
+    stubborn, _ = two_in_trouble(ports)
+    fleet = {"fleet": f"{stubborn.id}-7-0", "nothing": None}.get(link, "gone-1-0")
+    ports.fleets.add(STRAY, job=None if link == "nothing" else "gone", fleet=fleet)
+    if link == "owner":
+        ports.store.mark_ending([STRAY], stubborn.id, ports.clock())
+    elif link == "intent":
+        theirs = FleetIntent(fleet="gone-1-0", job=stubborn.id, attempt=1, candidate=0, nodes=1, opened_at=b.NOW)
+        ports.store.close_intent(theirs.withdrawn(b.NOW))
+    swept_in_vain(ports)
+    assert (STRAY in ports.fleets.live, STRAY in ports.store.suspects) == (True, False)
     ports.fleets.refuses_to_die.clear()
     for _ in range(2):
         Sweep(ports).run()
-    assert "i-0aaaaaaaaaaaaaaa9" not in ports.fleets.live
+    assert STRAY not in ports.fleets.live
+
+
+def test_a_read_that_fails_while_orphans_are_judged_ends_none_of_them(
+    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_in_trouble(ports)
+    ports.fleets.add(STRAY, job="gone", fleet="gone-1-0")
+    ports.fleets.add("i-0ddddddddddddddd9", job="gone", fleet="gone-1-0")
+    usual = ports.store.node
+
+    def broken(instance: str) -> Node | None:
+        if instance == "i-0ddddddddddddddd9":
+            raise Unavailable("throttled")
+        return usual(instance)
+
+    monkeypatch.setattr(ports.store, "node", broken)
+    swept_in_vain(ports)
+    assert STRAY in ports.fleets.live
 
 
 @pytest.mark.parametrize("fault", [Raced("lost every race"), IllegalTransition("ours"), KeyError("a bug")])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.domain import gate
-from holdfast.domain.ownership import ORPHAN_GRACE_S, FleetIntent, Instance, Node, Ownership, Ready, suspect
+from holdfast.domain.ownership import ORPHAN_GRACE_S, FleetIntent, Instance, Node, Ownership, Ready, may_belong, suspect
 from job_contract.orders import Leader, Roster, RosterNode
 from tests.builders import LEADER, NOW, OTHER
 
@@ -32,6 +32,18 @@ def test_an_instance_that_was_to_end_long_ago_is_an_orphan() -> None:
     ending = replace(NODE, state=Ownership.ENDING)
     assert suspect(INSTANCE, ending, None, NOW)
     assert suspect(INSTANCE, replace(ending, since_at=NOW - 5), None, NOW) is None
+
+
+def test_an_instance_may_belong_to_any_job_that_it_names_anywhere_and_to_all_when_it_names_none() -> None:
+    mine = replace(INSTANCE, job="j", fleet="j-1-0")
+    assert not may_belong(mine, NODE, INTENT, {"stuck-1"})
+    assert may_belong(replace(mine, job="stuck-1"), NODE, INTENT, {"stuck-1"})
+    for fleet in ("stuck-1-12-0", "stuck-1-12-s"):
+        assert may_belong(replace(mine, fleet=fleet), NODE, INTENT, {"stuck-1"})
+    assert may_belong(mine, replace(NODE, job="stuck-1"), INTENT, {"stuck-1"})
+    assert may_belong(mine, NODE, replace(INTENT, job="stuck-1"), {"stuck-1"})
+    assert may_belong(replace(mine, job=None, fleet=None), None, None, {"stuck-1"})
+    assert may_belong(replace(mine, job="", fleet=""), None, None, {"stuck-1"})
 
 
 def test_survivors_keep_their_ranks_and_a_replacement_takes_the_vacant_one() -> None:

@@ -23,7 +23,7 @@ from holdfast.domain.errors import ExecutionOver
 from holdfast.domain.events import BudgetNearlySpent, Failed, FleetLost, LimitPassed
 from holdfast.domain.job import Job
 from holdfast.domain.notices import look_due
-from holdfast.domain.ownership import FleetIntent, Instance, suspect
+from holdfast.domain.ownership import FleetIntent, Instance, may_belong, suspect
 from holdfast.domain.phase import ALIVE, Intent, Phase
 from holdfast.domain.recovery import budget_warning, budget_warning_due, hung, passed
 
@@ -47,8 +47,8 @@ class Finding:
 class Sweep:
     """One look at everything that is alive. `found` is what it has found so far.
 
-    A job that fails keeps no other from its turn. What is judged by the whole picture, orphans above all, is looked at
-    only when the picture is whole.
+    A job that fails keeps no other from its turn. What is judged by the whole picture is looked at only when that is
+    whole; an orphan, when every job that it could be of could be looked at.
     """
 
     def __init__(self, ports: Ports, *, dry_run: bool = False) -> None:
@@ -67,12 +67,14 @@ class Sweep:
         for job_id in jobs:
             with faults.apart(job_id):
                 self._add(self._job(job_id))
-        faults.tell(f"the sweep is not complete: {len(faults.found)} of {len(jobs)} jobs")
+        if faults.found:
+            stuck = frozenset(faults.found)
+            with faults.apart("orphans"):
+                self._end_orphans(stuck)
+            faults.tell(f"the sweep is not complete: {len(stuck)} of {len(jobs)} jobs")
         if not self.dry_run:
             self._add(Finding("place of no job", job_id, "given back") for job_id in repair_ledger(self.ports))
-        orphans = self._orphans()
-        self.vitals.orphans(len(orphans))
-        self._add(orphans)
+        self._end_orphans()
         if not self.dry_run:
             self._add(self._leftovers())
         # Last: whoever may not read statuses or offers yet still has all of the above.
@@ -194,8 +196,16 @@ class Sweep:
             return self.ports.clock() - bought_at < START_GRACE_S
         return instance.live
 
-    def _orphans(self) -> list[Finding]:
-        """All are judged before the first is ended, so a read that fails ends nobody."""
+    def _end_orphans(self, stuck: frozenset[str] = frozenset()) -> None:
+        orphans = self._orphans(stuck)
+        self.vitals.orphans(len(orphans))
+        self._add(orphans)
+
+    def _orphans(self, stuck: frozenset[str]) -> list[Finding]:
+        """All are judged before the first is ended, so a read that fails ends nobody.
+
+        What may belong to a job that is stuck is left to a sweep that can look at that job.
+        """
         now, listed = self.ports.clock(), self.ports.fleets.of_stack()
         intent_of, job_of = cache(self.ports.store.intent), cache(self.ports.store.load)
 
@@ -210,6 +220,8 @@ class Sweep:
                 intent = intent.withdrawn(now)
             job = job_of(instance.job) if instance.job else None
             node = self.ports.store.node(instance.id)
+            if stuck and may_belong(instance, node, intent, stuck):
+                return None
             closed = job.attempt - job.attempt_open if job and node and node.job == job.id else 0
             return suspect(instance, node, intent, now, closed=closed)
 

@@ -6,6 +6,7 @@ open intent for its fleet, is older than the grace, and all that in two sweeps r
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -124,6 +125,13 @@ class Instance:
     @property
     def live(self) -> bool:
         return self.state not in GONE
+
+
+def may_belong(instance: Instance, node: Node | None, intent: FleetIntent | None, jobs: Collection[str]) -> bool:
+    """True when tag, fleet, owner or purchase of the instance names one of the jobs, or when none of them names any."""
+    fleet = instance.fleet.rsplit("-", 2)[0] if instance.fleet else None
+    named = {instance.job, fleet, node.job if node else None, intent.job if intent else None} - {None, ""}
+    return not named or not named.isdisjoint(jobs)
 
 
 def suspect(
