@@ -139,12 +139,6 @@ def test_a_pool_that_gave_machines_starts_anew(ports: FakePorts) -> None:
     assert ports.store.colds[pool].misses == 0
 
 
-def test_a_price_decides_where_it_is_known(ports: FakePorts) -> None:
-    prices = {("b.large", "us-east-1a", "spot"): 1.0}
-    assert launch(ports, wanted("a.large", "b.large"), prices=prices) == "launched"
-    assert ports.fleets.calls == [f"{JOB}-1-1"]
-
-
 def test_o09_capacity_is_awaited_for_days_without_burning_attempts(ports: FakePorts) -> None:
     """No capacity for the first forty attempts; the wait lies in the table and the dispatcher, in no message."""
     ports.holding(replace(job(ports), wait_s=10**9))

@@ -17,8 +17,8 @@ TYPES, ZONES = ["p5.48xlarge", "p4d.24xlarge", "g6.12xlarge"], ["us-east-1a", "u
 HERE = Pool(instance_type="p5.48xlarge", zone="us-east-1a", market="spot")
 
 
-def some(seed: int) -> tuple[tuple[Candidate, ...], list[str], dict[tuple[str, str, str], float], Pool]:
-    """Any request, subnets, prices, and a pool that may be or not be of the request."""
+def some(seed: int) -> tuple[tuple[Candidate, ...], list[str], Pool]:
+    """Any request, subnets, and a pool that may be or not be of the request."""
     dice = random.Random(seed)
     market, nodes = dice.choice(["spot", "on_demand", "mixed"]), dice.randint(1, 4)
     kinds, zones = dice.sample(TYPES, dice.randint(1, 3)), dice.sample(ZONES, dice.randint(1, 3))
@@ -31,15 +31,8 @@ def some(seed: int) -> tuple[tuple[Candidate, ...], list[str], dict[tuple[str, s
         on_demand_floor=dice.choice([None, 0.5, 1.0]),
         reservation=dice.choice([None, None, "cr-1"]),
     )
-    prices = {
-        (kind, zone, one): dice.uniform(1, 9)
-        for kind in kinds
-        for zone in zones
-        for one in ("spot", "on_demand")
-        if dice.random() < 0.5
-    }
     pool = Pool(instance_type=dice.choice(TYPES), zone=dice.choice(ZONES), market=dice.choice(["spot", market]))
-    return asked, zones, prices, pool
+    return asked, zones, pool
 
 
 def places(asked: Sequence[Candidate]) -> Counter[tuple[str, str, int, str, str]]:
@@ -51,8 +44,8 @@ def places(asked: Sequence[Candidate]) -> Counter[tuple[str, str, int, str, str]
 
 @pytest.mark.parametrize("seed", range(300))
 def test_any_order_loses_no_place_doubles_none_and_has_the_avoided_pool_last(seed: int) -> None:
-    asked, zones, prices, pool = some(seed)
-    order = in_order(asked, zones, prices, pool)
+    asked, zones, pool = some(seed)
+    order = in_order(asked, zones, pool)
     chosen = [one for _, one in order]
     assert places(chosen) == places(spread(asked, zones))
     numbers = [number for number, _ in order]
@@ -64,23 +57,23 @@ def test_any_order_loses_no_place_doubles_none_and_has_the_avoided_pool_last(see
 
 @pytest.mark.parametrize("seed", range(50))
 def test_what_is_not_in_the_avoided_pool_keeps_its_number(seed: int) -> None:
-    asked, zones, prices, pool = some(seed)
-    wanted, order = dict(enumerate(spread(asked, zones))), dict(in_order(asked, zones, prices, pool))
+    asked, zones, pool = some(seed)
+    wanted, order = dict(enumerate(spread(asked, zones))), dict(in_order(asked, zones, pool))
     assert wanted.keys() <= order.keys()
     assert all(order[number] == one for number, one in wanted.items() if not in_pool(one, pool))
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_with_nothing_to_avoid_the_order_is_the_usual_one(seed: int) -> None:
-    asked, zones, prices, _ = some(seed)
-    assert in_order(asked, zones, prices, None) == ranked(spread(asked, zones), prices)
+    asked, zones, _ = some(seed)
+    assert in_order(asked, zones, None) == ranked(spread(asked, zones))
 
 
 def choices(*types: str, zones: Sequence[str] = ZONES, closed: str = "", nodes: int = 2) -> list[Choice]:
     asked = candidates(instance_types=types, market="spot", zones=(), nodes=nodes)
     return [
         Choice(candidate=one, zones=() if closed else one.zones, why_not=(f"{one.instance_type} {closed}",))
-        for _, one in in_order(asked, zones, {}, HERE)
+        for _, one in in_order(asked, zones, HERE)
     ]
 
 

@@ -37,8 +37,8 @@ def asked(market: str = "spot", **more: object) -> tuple[Candidate, ...]:
     )  # fmt: skip
 
 
-def test_without_prices_the_order_is_the_users() -> None:
-    order = [candidate.instance_type for _, candidate in ranked(spread(asked(), ZONES), {})]
+def test_the_order_of_types_is_the_users() -> None:
+    order = [candidate.instance_type for _, candidate in ranked(spread(asked(), ZONES))]
     assert order == ["p5.48xlarge", "p4d.24xlarge"]
 
 
@@ -48,16 +48,7 @@ def test_one_call_lets_ec2_choose_among_the_zones_that_are_allowed() -> None:
     assert [one.zones for one in spread(only, ZONES)] == [("us-east-1b",)]
 
 
-def test_a_known_price_decides_and_a_number_stays_with_its_candidate() -> None:
-    prices = {("p4d.24xlarge", "us-east-1a", "spot"): 9.0, ("p5.48xlarge", "us-east-1b", "spot"): 20.0}
-    order = ranked(spread(asked(), ZONES), prices)
-    assert [(number, candidate.instance_type) for number, candidate in order] == [
-        (1, "p4d.24xlarge"),
-        (0, "p5.48xlarge"),
-    ]
-
-
-def test_a_mixed_gang_is_one_call_a_zone_and_its_price_counts_both_markets() -> None:
+def test_a_mixed_gang_is_one_call_a_zone() -> None:
     mixed = spread(asked("mixed", on_demand_floor=0.5), ZONES)
     assert [(one.instance_type, one.zones, one.on_demand_nodes) for one in mixed] == [
         ("p5.48xlarge", ("us-east-1a",), 4),
@@ -65,13 +56,6 @@ def test_a_mixed_gang_is_one_call_a_zone_and_its_price_counts_both_markets() -> 
         ("p4d.24xlarge", ("us-east-1a",), 4),
         ("p4d.24xlarge", ("us-east-1b",), 4),
     ]
-    prices = {
-        ("p4d.24xlarge", "us-east-1b", "spot"): 9.0,
-        ("p4d.24xlarge", "us-east-1b", "on_demand"): 22.0,
-        # Half a price is no price.
-        ("p5.48xlarge", "us-east-1a", "spot"): 1.0,
-    }
-    assert ranked(mixed, prices)[0][0] == 3
 
 
 @pytest.mark.parametrize(("floor", "on_demand"), [(None, 1), (0.0, 1), (0.01, 1), (0.5, 4), (0.51, 5)])
@@ -84,16 +68,15 @@ def test_a_floor_of_one_is_an_on_demand_gang() -> None:
 
 
 def test_a_reservation_is_asked_first_and_the_markets_candidates_follow() -> None:
-    order = [one for _, one in ranked(spread(asked(reservation="cr-1"), ["us-east-1a"]), {})]
+    order = [one for _, one in ranked(spread(asked(reservation="cr-1"), ["us-east-1a"]))]
     assert [(one.reservation, one.market) for one in order] == [
         ("cr-1", "on_demand"), ("cr-1", "on_demand"), ("", "spot"), ("", "spot"),
     ]  # fmt: skip
 
 
-def test_fewer_nodes_are_asked_for_after_every_whole_gang_however_cheap() -> None:
+def test_fewer_nodes_are_asked_for_after_every_whole_gang() -> None:
     elastic = spread(asked(fewest=4), ZONES)
-    prices = {("p4d.24xlarge", "us-east-1a", "spot"): 1.0}
-    assert [(one.nodes, one.minimum) for _, one in ranked(elastic, prices)] == [(8, 8), (8, 8), (8, 4), (8, 4)]
+    assert [(one.nodes, one.minimum) for _, one in ranked(elastic)] == [(8, 8), (8, 8), (8, 4), (8, 4)]
 
 
 def test_o09_a_pool_is_left_alone_longer_with_each_refusal_in_a_row_up_to_a_limit() -> None:

@@ -53,7 +53,7 @@ def _choices(job: Job, pool: Pool, asked: list[Candidate], ports: Ports) -> list
     offers.quotas = terms(asked, ports, without=job.id).quotas
     blocks = any(one.kind is ReservationKind.CAPACITY_BLOCK for one in facts.reservations.values())
     choices = []
-    for _, candidate in in_order(asked, (subnet.zone for subnet in facts.subnets), {}, pool):
+    for _, candidate in in_order(asked, (subnet.zone for subnet in facts.subnets), pool):
         if blocks and not candidate.reservation:
             continue
         this = Look(subnets=facts.subnets, machines=facts.machines, reservations=facts.reservations)

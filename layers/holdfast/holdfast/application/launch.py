@@ -27,7 +27,6 @@ from holdfast.domain.placement import (
     ON_DEMAND,
     Candidate,
     Patience,
-    Prices,
     ask_again_at,
     cooled,
     fleet_name,
@@ -69,12 +68,11 @@ REASON_CHARACTERS = 500
 class Launch:
     """One run of the launch step for one attempt of one job; `quotas_reached` counts refusals for want of a quota.
 
-    `prices` order the candidates, the user's order counts without them; `terms` reads what the machines cost, and what
-    the account's quotas leave.
+    `terms` reads what the machines cost, and what the account's quotas leave.
     """
 
-    def __init__(self, ports: Ports, *, prices: Prices | None = None, terms: ReadTerms = unread) -> None:
-        self.ports, self.prices, self._read_terms, self.terms = ports, prices or {}, terms, Terms()
+    def __init__(self, ports: Ports, *, terms: ReadTerms = unread) -> None:
+        self.ports, self._read_terms, self.terms = ports, terms, Terms()
         self.offers = Offers(ports)
         self._refused_for_quota = 0
 
@@ -168,7 +166,7 @@ class Launch:
             self._no_answer(silence, this)
         this.reasons += misplaced(this, asked)
         blocks = [one for one in this.reservations.values() if one.kind is ReservationKind.CAPACITY_BLOCK]
-        wanted = in_order(asked, (subnet.zone for subnet in this.subnets), self.prices, this.avoided)
+        wanted = in_order(asked, (subnet.zone for subnet in this.subnets), this.avoided)
         if not wanted:
             this.reasons.append(f"no subnet of the stack lies in {', '.join(asked[0].zones)}; add one or allow any")
         for number, candidate in wanted:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.domain.failure import failure_class
 from holdfast.domain.job import Pool
-from holdfast.domain.placement import Candidate, Prices, ranked, spread
+from holdfast.domain.placement import Candidate, ranked, spread
 
 WORDS_CHARACTERS = 600
 """It stands in the row, which is written whole with every change."""
@@ -29,9 +29,7 @@ class Choice:
     why_not: tuple[str, ...] = ()
 
 
-def in_order(
-    asked: Sequence[Candidate], zones: Iterable[str], prices: Prices, avoided: Pool | None
-) -> list[tuple[int, Candidate]]:
+def in_order(asked: Sequence[Candidate], zones: Iterable[str], avoided: Pool | None) -> list[tuple[int, Candidate]]:
     """Return (number, candidate) in the order to ask, as `ranked` has them, the avoided pool behind all others.
 
     It is never left out, only asked last; what starts with fewer nodes still comes after what starts whole. Zones of
@@ -44,7 +42,7 @@ def in_order(
         split = in_pool(one, avoided) and bool(others)
         kept.append(replace(one, zones=others) if split else one)
         behind += [replace(one, zones=(avoided.zone,))] if split and avoided is not None else []
-    order = ranked([*kept, *behind], prices)
+    order = ranked([*kept, *behind])
     return sorted(order, key=lambda one: (not one[1].reservation, bool(one[1].fewest), in_pool(one[1], avoided)))
 
 

@@ -142,29 +142,12 @@ Prices = Mapping[tuple[str, str, str], float]
 known."""
 
 
-def ranked(asked: Sequence[Candidate], prices: Prices) -> list[tuple[int, Candidate]]:
-    """Return (number, candidate) in the order to ask: reservations, then by price where known, then as given.
+def ranked(asked: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
+    """Return (number, candidate) in the order to ask: reservations, whole gangs, then fewer nodes; each as given.
 
-    What starts whole comes before what starts with fewer nodes, however cheap.
+    The user's order of types stands whatever they cost: price says nothing of how long one is kept.
     """
-    numbered = list(enumerate(asked))
-    return sorted(numbered, key=lambda one: (not one[1].reservation, bool(one[1].fewest), _price(one[1], prices)))
-
-
-def _price(candidate: Candidate, prices: Prices) -> float:
-    """The whole gang in the cheapest zone where everything is known, else above all that is known."""
-    if candidate.reservation:
-        return 0.0
-    shares = (
-        {SPOT: candidate.nodes - candidate.on_demand_nodes, ON_DEMAND: candidate.on_demand_nodes}
-        if candidate.market == MIXED
-        else {candidate.market: candidate.nodes}
-    )
-    sums = [
-        sum(count * prices.get((candidate.instance_type, zone, market), math.inf) for market, count in shares.items())
-        for zone in candidate.zones
-    ]
-    return min(sums, default=math.inf)
+    return sorted(enumerate(asked), key=lambda one: (not one[1].reservation, bool(one[1].fewest)))
 
 
 def node_price(prices: Prices, instance_type: str, zone: str, markets: Iterable[str]) -> float | None:

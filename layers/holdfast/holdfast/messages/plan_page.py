@@ -48,7 +48,8 @@ refusal |
 `training.parallel: auto` becomes DDP where a whole replica takes at most 80 % of a GPU on every type asked for; else HSDP
 (a replica a node, sharded inside) where one takes at most 80 % of a node's GPUs; FSDP otherwise. A mode with whole
 replicas is taken only where a copy of one fits the host's memory and three saves of it the disk. Any other value of
-`training.parallel` is kept. Types are tried in the order of the request; zones by spot price. On-demand prices come from a dated file
+`training.parallel` is kept. Types are tried in the order of the request; within a type EC2 takes the zone
+whose spot pool is deepest (`capacity-optimized`), on demand the cheapest. On-demand prices come from a dated file
 (`adapters/on_demand_prices.json`, us-east-1); elsewhere, and for types that it lacks, they are unknown."""
 
 TEMPLATES = f"""## Templates and requests by reference
