@@ -284,8 +284,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "O-10", "the row keeps a record of each machine",
         HOLDFAST + "adapters/job_table.py",
-        '    row = {**_key(f"JOB#{job.id}", "ROW"), **plain(job)}',
-        '    row = {**_key(f"JOB#{job.id}", "ROW"), **plain(job), "members": dict.fromkeys(job.held, job.charged)}',
+        '    row = {**key_of(f"JOB#{job.id}", "ROW"), **plain(job)}',
+        '    row = {**key_of(f"JOB#{job.id}", "ROW"), **plain(job), "members": dict.fromkeys(job.held, job.charged)}',
         _tests(STORE, "o10_a_row_of_256_nodes_all_held_and_all_under_notice_is_under_16_kb"),
     ),
     # -- O-11 ----------------------------------------------------------------------------------------------------------
@@ -541,7 +541,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "O-17", "only the first page of jobs is read",
-        HOLDFAST + "adapters/job_table.py",
+        HOLDFAST + "adapters/tables.py",
         '        return [from_item(item) for page in pages for item in page["Items"]]',
         '        return [from_item(item) for page in list(pages)[:1] for item in page["Items"]]',
         _tests(PAGES, "o17_among_250_machines_on_many_pages_only_the_orphan_is_ended"),

@@ -26,31 +26,27 @@ BASELINE#<model> <type>#<world size>#<work>  what a step of this kind usually ta
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 from botocore.exceptions import ClientError
 
 from holdfast.adapters.aws_errors import CONDITION_FAILED, code_of, raced
+from holdfast.adapters.fleet_items import FleetItems
 from holdfast.adapters.items import from_item, to_item
-from holdfast.domain.baseline import KEPT_S, Baseline, BaselineKey
+from holdfast.adapters.tables import key_of
 from holdfast.domain.because import Because
-from holdfast.domain.errors import Raced, Rejected, Unavailable, UnknownJob
+from holdfast.domain.errors import Raced, Rejected, UnknownJob
 from holdfast.domain.events import Event
-from holdfast.domain.gate import Quarantined
 from holdfast.domain.job import Job
 from holdfast.domain.keys import KEEP_S, event_name
 from holdfast.domain.ledger import NO_QUOTA, Ledger, Quota, QuotaChange, Quotas
 from holdfast.domain.obligations import orders_for
-from holdfast.domain.ownership import FleetIntent, Node, Ownership
-from holdfast.domain.placement import FORGET_S, Cold, Patience, Pool
 from holdfast.domain.queueing import Waiter
 from job_contract.orders import Roster, Wait, WaitItem, orders_key, roster_key, spec_key, wait_key
 from job_contract.spec import JobSpec
 from job_contract.version import build, decode, encode, plain
-
-T = TypeVar("T")
 
 ALIVE_SHARDS = 8
 EVENT_PREFIX = "EVENT#"
@@ -67,11 +63,6 @@ WAITING_CARRIES = tuple(sorted({known.name for known in fields(Waiter)} - {"id",
 LINE_PAGE = 400
 """Jobs of one team that one dispatch looks at; the others stand in line behind them."""
 
-REPORTED = frozenset(
-    {"ready", "step", "loss", "tokens_per_s", "evaluation_loss", "reported_at", "step_at", "slow", "watch"}
-)
-"""What a node's item has from its reports."""
-
 NOTICE_KEPT_S = 86400
 TELLS = "tells"
 """Set by a write that brings news, and by no other: a stream's filter sees one image, so it cannot compare two."""
@@ -80,19 +71,16 @@ FREES = "frees"
 """Likewise on the ledger: set by a write that gave a place back, so that a start wakes no dispatch."""
 
 
-class JobTable:
+class JobTable(FleetItems):
     """Keeps ports.JobStore on two DynamoDB tables."""
-
-    def __init__(self, client: Any, *, jobs: str, orders: str) -> None:
-        self.client, self.jobs, self.orders = client, jobs, orders
 
     # -- the job ---------------------------------------------------------------------------------------------------
 
     def create(self, job: Job, request: Mapping[str, Any], spec: JobSpec) -> bool:
         writes = [
             self._put(self.jobs, {**row_of(job), TELLS: True}, new=True),
-            self._put(self.jobs, {**_key(f"JOB#{job.id}", "REQUEST"), **request}),
-            self._put(self.jobs, _key("TEAMS", job.team)),
+            self._put(self.jobs, {**key_of(f"JOB#{job.id}", "REQUEST"), **request}),
+            self._put(self.jobs, key_of("TEAMS", job.team)),
             self._put(self.orders, {"key": spec_key(job.id, spec.spec_id), **encode(spec)}),
             self._put(self.orders, {"key": orders_key(job.id), **encode(orders_for(job, job.submitted_at))}),
         ]
@@ -121,7 +109,7 @@ class JobTable:
         return True
 
     def request(self, job_id: str) -> Mapping[str, Any] | None:
-        return self._get(self.jobs, _key(f"JOB#{job_id}", "REQUEST"))
+        return self._get(self.jobs, key_of(f"JOB#{job_id}", "REQUEST"))
 
     def holder(self, identity: str) -> Mapping[str, Any] | None:
         return self._get(self.jobs, _identity_key(identity))
@@ -136,7 +124,7 @@ class JobTable:
     # -- templates -------------------------------------------------------------------------------------------------
 
     def put_template(self, template: Mapping[str, Any]) -> bool:
-        key = _key(f"TEMPLATE#{template['name']}", f"V#{template['version']}")
+        key = key_of(f"TEMPLATE#{template['name']}", f"V#{template['version']}")
         new = self._put_new({**key, **template})
         known = template if new else self.template(template["name"], template["version"])
         if known is None or known["body"] != template["body"]:
@@ -150,16 +138,16 @@ class JobTable:
 
     def template(self, name: str, version: int | None) -> Mapping[str, Any] | None:
         if version is None:
-            newest = self._get(self.jobs, _key(f"TEMPLATE#{name}", "NEWEST"))
+            newest = self._get(self.jobs, key_of(f"TEMPLATE#{name}", "NEWEST"))
             return self.template(name, int(newest["version"])) if newest else None
-        return self._get(self.jobs, _key(f"TEMPLATE#{name}", f"V#{version}"))
+        return self._get(self.jobs, key_of(f"TEMPLATE#{name}", f"V#{version}"))
 
     def _point_at(self, name: str, version: int) -> None:
         """The pointer names this version, or a higher one."""
         try:
             self.client.update_item(
                 TableName=self.jobs,
-                Key=to_item(_key(f"TEMPLATE#{name}", "NEWEST")),
+                Key=to_item(key_of(f"TEMPLATE#{name}", "NEWEST")),
                 UpdateExpression="SET version = :version",
                 ConditionExpression="attribute_not_exists(pk) OR version < :version",
                 ExpressionAttributeValues=to_item({":version": version}),
@@ -192,14 +180,14 @@ class JobTable:
     # -- the row ---------------------------------------------------------------------------------------------------
 
     def load(self, job_id: str) -> Job | None:
-        item = self._get(self.jobs, _key(f"JOB#{job_id}", "ROW"))
+        item = self._get(self.jobs, key_of(f"JOB#{job_id}", "ROW"))
         return build(Job, item) if item else None
 
     def load_all(self, job_ids: Iterable[str]) -> list[Job]:
-        return [build(Job, item) for item in self._batch(self.jobs, [_key(f"JOB#{one}", "ROW") for one in job_ids])]
+        return [build(Job, item) for item in self._batch(self.jobs, [key_of(f"JOB#{one}", "ROW") for one in job_ids])]
 
     def load_for(self, job_id: str, key: str) -> tuple[Job | None, bool]:
-        items = self._batch(self.jobs, [_key(f"JOB#{job_id}", "ROW"), _key(f"JOB#{job_id}", EVENT_PREFIX + key)])
+        items = self._batch(self.jobs, [key_of(f"JOB#{job_id}", "ROW"), key_of(f"JOB#{job_id}", EVENT_PREFIX + key)])
         row = next((item for item in items if item["sk"] == "ROW"), None)
         return (build(Job, row) if row else None), any(item["sk"] != "ROW" for item in items)
 
@@ -231,7 +219,7 @@ class JobTable:
         try:
             self.client.update_item(
                 TableName=self.jobs,
-                Key=to_item(_key(f"JOB#{job.id}", "ROW")),
+                Key=to_item(key_of(f"JOB#{job.id}", "ROW")),
                 UpdateExpression="SET #waiting = :because",
                 ConditionExpression="version = :version AND attribute_exists(waiting_team)",
                 ExpressionAttributeNames={"#waiting": "waiting"},
@@ -253,7 +241,7 @@ class JobTable:
     # -- the ledger ------------------------------------------------------------------------------------------------
 
     def ledger(self) -> Ledger:
-        item = self._get(self.jobs, _key("LEDGER", "ROW"))
+        item = self._get(self.jobs, key_of("LEDGER", "ROW"))
         return build(Ledger, item) if item else Ledger()
 
     def put_ledger(self, before: Ledger, after: Ledger) -> None:
@@ -268,7 +256,7 @@ class JobTable:
         frees = {FREES: True} if after.freed > before.freed else {}
         return {
             "TableName": self.jobs,
-            "Item": to_item({**_key("LEDGER", "ROW"), **plain(after), **frees}),
+            "Item": to_item({**key_of("LEDGER", "ROW"), **plain(after), **frees}),
             "ConditionExpression": "version = :before" if before.version else "attribute_not_exists(pk)",
             **({"ExpressionAttributeValues": to_item({":before": before.version})} if before.version else {}),
         }
@@ -280,15 +268,15 @@ class JobTable:
         return Quotas(teams=_of_kind(known, "TEAM#"), markets=_of_kind(known, "MARKET#"))
 
     def quota(self, kind: str, name: str) -> Quota:
-        item = self._get(self.jobs, _key("QUOTA", _quota_key(kind, name)))
+        item = self._get(self.jobs, key_of("QUOTA", _quota_key(kind, name)))
         return build(Quota, item) if item else NO_QUOTA
 
     def put_quota(self, change: QuotaChange) -> bool:
         key, version = _quota_key(change.kind, change.name), change.before.version
-        told = _key("QUOTA_CHANGES", f"{key}#{change.key}")
+        told = key_of("QUOTA_CHANGES", f"{key}#{change.key}")
         quota = {
             "TableName": self.jobs,
-            "Item": to_item({**_key("QUOTA", key), **plain(change.after)}),
+            "Item": to_item({**key_of("QUOTA", key), **plain(change.after)}),
             "ConditionExpression": "version = :before" if version else "attribute_not_exists(version)",
             **({"ExpressionAttributeValues": to_item({":before": version})} if version else {}),
         }
@@ -312,7 +300,7 @@ class JobTable:
     # Keys of its own: a crowd must not use up what the row's partition can write.
     def leave_notice(self, job_id: str, attempt: int, instance: str, deadline_at: float) -> None:
         left = {"deadline_at": deadline_at, "expires_at": round(deadline_at + NOTICE_KEPT_S)}
-        key = _key(f"NOTICE#{job_id}#{attempt}", instance)
+        key = key_of(f"NOTICE#{job_id}#{attempt}", instance)
         self.client.put_item(TableName=self.jobs, Item=to_item({**key, **left}))
 
     def left_notices(self, job_id: str, attempt: int) -> Mapping[str, float]:
@@ -352,122 +340,14 @@ class JobTable:
             TableName=self.orders, Item=to_item({"key": roster_key(roster.job, roster.roster_id), **encode(roster)})
         )
 
-    # -- fleets and nodes ------------------------------------------------------------------------------------------
-
-    def open_intent(self, intent: FleetIntent) -> FleetIntent:
-        if self._put_unless("closed_at", _intent_item(intent)):
-            return intent
-        known = self.intent(intent.fleet)
-        if known is None:
-            raise Unavailable(f"the intent of {intent.fleet} vanished while it was read")
-        return known
-
-    def close_intent(self, intent: FleetIntent) -> None:
-        self.client.put_item(TableName=self.jobs, Item=to_item(_intent_item(intent)))
-
-    def intent(self, fleet: str) -> FleetIntent | None:
-        item = self._get(self.jobs, _key(f"FLEET#{fleet}", "INTENT"))
-        return build(FleetIntent, item) if item else None
-
-    def own(self, nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            self._put_new(_node_item(node))
-
-    def node(self, instance: str) -> Node | None:
-        item = self._get(self.jobs, _key(f"NODE#{instance}", "NODE"))
-        return build(Node, item) if item else None
-
-    def nodes(self, instances: Iterable[str]) -> list[Node]:
-        items = self._batch(self.jobs, [_key(f"NODE#{instance}", "NODE") for instance in instances])
-        return [build(Node, item) for item in items]
-
-    def update_node(self, node: Node) -> None:
-        told = {name: value for name, value in plain(node).items() if name in REPORTED}
-        self.client.update_item(
-            TableName=self.jobs,
-            Key=to_item(_key(f"NODE#{node.instance}", "NODE")),
-            UpdateExpression="SET " + ", ".join(f"#{name} = :{name}" for name in told),
-            ConditionExpression="attribute_exists(pk)",
-            ExpressionAttributeNames={f"#{name}": name for name in told},
-            ExpressionAttributeValues=to_item({f":{name}": value for name, value in told.items()}),
-        )
-
-    def hold(self, instances: Iterable[str], until: float) -> None:
-        for instance in instances:
-            self._change_node(
-                instance,
-                "SET #state = :held, #until = :until",
-                condition="#state = :member OR #state = :held",
-                names={"#until": "until"},
-                values={":held": Ownership.HELD.value, ":member": Ownership.MEMBER.value, ":until": until},
-            )
-
-    def adopt(self, instance: str, *, fleet: str, attempt: int, now: float) -> bool:
-        return self._change_node(
-            instance,
-            "SET #state = :member, fleet = :fleet, attempt = :attempt, since_at = :now REMOVE ready, #until",
-            condition="#state = :held OR (#state = :member AND attempt = :attempt)",
-            names={"#until": "until"},
-            values={
-                ":held": Ownership.HELD.value,
-                ":member": Ownership.MEMBER.value,
-                ":fleet": fleet,
-                ":attempt": attempt,
-                ":now": now,
-            },
-        )
-
-    def _change_node(
-        self, instance: str, update: str, *, condition: str, names: Mapping[str, str], values: Mapping[str, Any]
-    ) -> bool:
-        try:
-            self.client.update_item(
-                TableName=self.jobs,
-                Key=to_item(_key(f"NODE#{instance}", "NODE")),
-                UpdateExpression=update,
-                ConditionExpression=condition,
-                ExpressionAttributeNames={"#state": "state", **names},
-                ExpressionAttributeValues=to_item(values),
-            )
-        except ClientError as error:
-            if code_of(error) in CONDITION_FAILED:
-                return False
-            raise
-        return True
-
-    def mark_ending(self, instances: Iterable[str], job_id: str, now: float) -> None:
-        for instance in instances:
-            self.client.update_item(
-                TableName=self.jobs,
-                Key=to_item(_key(f"NODE#{instance}", "NODE")),
-                UpdateExpression=(
-                    "SET #state = :ending, since_at = if_not_exists(ending_at, :now), "
-                    "ending_at = if_not_exists(ending_at, :now), instance = :instance, job = :job, "
-                    "fleet = if_not_exists(fleet, :none), attempt = if_not_exists(attempt, :zero), "
-                    "expires_at = :expires"
-                ),
-                ExpressionAttributeNames={"#state": "state"},
-                ExpressionAttributeValues=to_item(
-                    {
-                        ":ending": Ownership.ENDING.value,
-                        ":now": now,
-                        ":instance": instance,
-                        ":job": job_id,
-                        ":none": "",
-                        ":zero": 0,
-                        ":expires": round(now + KEEP_S),
-                    }
-                ),
-            )
-
     def expire(self, job_id: str, at: float | None) -> None:
         for item in self._query(self.jobs, "pk = :pk", {":pk": f"JOB#{job_id}"}):
             if item["sk"] == "REQUEST":
-                self._expire(self.jobs, _key(item["pk"], item["sk"]), at and at + TTL_LAG_S)
+                self._expire(self.jobs, key_of(item["pk"], item["sk"]), at and at + TTL_LAG_S)
                 if item.get("identity"):
                     self._expire(self.jobs, _identity_key(item["identity"]), at and at + TTL_LAG_S)
             elif item["sk"] != "ROW":
-                self._expire(self.jobs, _key(item["pk"], item["sk"]), at)
+                self._expire(self.jobs, key_of(item["pk"], item["sk"]), at)
         for table, key in self._elsewhere(job_id):
             self._expire(table, key, at)
 
@@ -477,8 +357,8 @@ class JobTable:
         for fleet in sorted({detail["fleet"] for detail in details if detail.get("fleet")}):
             intent = self.intent(fleet)
             if intent is not None:
-                yield self.jobs, _key(f"FLEET#{fleet}", "INTENT")
-                yield from ((self.jobs, _key(f"NODE#{instance}", "NODE")) for instance in intent.instances)
+                yield self.jobs, key_of(f"FLEET#{fleet}", "INTENT")
+                yield from ((self.jobs, key_of(f"NODE#{instance}", "NODE")) for instance in intent.instances)
         for roster in sorted({detail["roster_id"] for detail in details if detail.get("roster_id")}):
             yield self.orders, {"key": roster_key(job_id, roster)}
         yield from ((self.orders, {"key": wait_key(job_id, wait)}) for wait in Wait)
@@ -501,53 +381,6 @@ class JobTable:
         except ClientError as error:
             if code_of(error) not in CONDITION_FAILED:
                 raise
-
-    # -- capacity --------------------------------------------------------------------------------------------------
-
-    def cold(self, pools: Iterable[Pool]) -> dict[Pool, Cold]:
-        wanted = list(dict.fromkeys(pools))
-        items = self._batch(self.jobs, [_pool_key(pool) for pool in wanted])
-        found = [build(Cold, item) for item in items]
-        return {one.pool: one for one in found}
-
-    def cool(self, cold: Cold) -> None:
-        item = {**_pool_key(cold.pool), **plain(cold), "expires_at": round(cold.until + FORGET_S)}
-        self.client.put_item(TableName=self.jobs, Item=to_item(item))
-
-    def warm(self, pools: Iterable[Pool]) -> None:
-        # Written rather than deleted: the doors may not delete from the jobs table.
-        for pool in pools:
-            self.cool(Cold(pool=pool, until=0.0, misses=0, code=""))
-
-    def patience(self, job_id: str) -> Patience:
-        item = self._get(self.jobs, _key(f"JOB#{job_id}", "PATIENCE"))
-        return build(Patience, item) if item else Patience()
-
-    def keep_patience(self, job_id: str, patience: Patience, now: float) -> None:
-        item = {**_key(f"JOB#{job_id}", "PATIENCE"), **plain(patience), "expires_at": round(now + KEEP_S)}
-        self.client.put_item(TableName=self.jobs, Item=to_item(item))
-
-    def baseline(self, key: BaselineKey) -> Baseline | None:
-        item = self._get(self.jobs, _baseline_key(key))
-        return build(Baseline, item) if item else None
-
-    def keep_baseline(self, key: BaselineKey, baseline: Baseline) -> None:
-        item = {**_baseline_key(key), **plain(baseline), "expires_at": round(baseline.at + KEPT_S)}
-        self.client.put_item(TableName=self.jobs, Item=to_item(item))
-
-    def baselines(self, model: str, instance_type: str) -> list[Baseline]:
-        values = {":pk": f"BASELINE#{model}", ":sk": f"{instance_type}#"}
-        items = self._query(self.jobs, "pk = :pk AND begins_with(sk, :sk)", values)
-        return [build(Baseline, item) for item in items]
-
-    def quarantine(self, found: Quarantined) -> None:
-        item = {**_key("QUARANTINE", found.host), **plain(found), "expires_at": round(found.until)}
-        self.client.put_item(TableName=self.jobs, Item=to_item(item))
-
-    def quarantined(self, hosts: Iterable[str], now: float) -> dict[str, Quarantined]:
-        items = self._batch(self.jobs, [_key("QUARANTINE", host) for host in dict.fromkeys(hosts)])
-        found = [build(Quarantined, item) for item in items]
-        return {one.host: one for one in found if one.until > now}
 
     # -- looking around --------------------------------------------------------------------------------------------
 
@@ -575,16 +408,8 @@ class JobTable:
         """Return ids of jobs that are over, oldest end first; an index, so possibly stale."""
         return self._ids("ended", "ended_team = :key", team)
 
-    def suspected(self, instance: str, now: float) -> float | None:
-        key = _key("SUSPECT", instance)
-        known = self._get(self.jobs, key)
-        if known is not None:
-            return float(known["at"])
-        self._put_new({**key, "at": now, "expires_at": round(now + 86400)})
-        return None
-
     def claim(self, name: str, now: float, until_at: float) -> bool:
-        item = {**_key("CLAIM", name), "until_at": until_at, "expires_at": round(until_at + 86400)}
+        item = {**key_of("CLAIM", name), "until_at": until_at, "expires_at": round(until_at + 86400)}
         try:
             self.client.put_item(
                 TableName=self.jobs,
@@ -598,57 +423,14 @@ class JobTable:
             raise
         return True
 
-    # -- DynamoDB --------------------------------------------------------------------------------------------------
-
     def _ids(self, index: str, condition: str, key: str | int) -> list[str]:
         rows = self._query(self.jobs, condition, {":key": key}, IndexName=index)
         return [str(row["pk"]).removeprefix("JOB#") for row in rows]
 
-    def _query(self, table: str, condition: str, values: Mapping[str, Any], **more: Any) -> list[dict[str, Any]]:
-        pages = self.client.get_paginator("query").paginate(
-            TableName=table, KeyConditionExpression=condition, ExpressionAttributeValues=to_item(values), **more
-        )
-        return [from_item(item) for page in pages for item in page["Items"]]
-
-    def _get(self, table: str, key: Mapping[str, str]) -> dict[str, Any] | None:
-        item = self.client.get_item(TableName=table, Key=to_item(key), ConsistentRead=True).get("Item")
-        return from_item(item) if item else None
-
-    def _batch(self, table: str, keys: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for start in range(0, len(keys), 100):
-            wanted: Any = {table: {"Keys": [to_item(key) for key in keys[start : start + 100]], "ConsistentRead": True}}
-            while wanted:
-                answer = self.client.batch_get_item(RequestItems=wanted)
-                found += [from_item(item) for item in answer["Responses"].get(table, [])]
-                wanted = answer.get("UnprocessedKeys")
-        return found
-
-    def _put(self, table: str, data: Mapping[str, Any], *, new: bool = False) -> dict[str, Any]:
-        put: dict[str, Any] = {"TableName": table, "Item": to_item(data)}
-        if new:
-            put["ConditionExpression"] = "attribute_not_exists(pk)"
-        return {"Put": put}
-
-    def _put_new(self, data: Mapping[str, Any]) -> bool:
-        return self._put_unless("pk", data)
-
-    def _put_unless(self, attribute: str, data: Mapping[str, Any]) -> bool:
-        """Write the item unless one with this attribute stands there; returns whether it was written."""
-        try:
-            self.client.put_item(
-                TableName=self.jobs, Item=to_item(data), ConditionExpression=f"attribute_not_exists({attribute})"
-            )
-        except ClientError as error:
-            if code_of(error) in CONDITION_FAILED:
-                return False
-            raise
-        return True
-
 
 def row_of(job: Job) -> dict[str, Any]:
     """Return the row's attributes: the job, its keys, and its place in the sparse indexes."""
-    row = {**_key(f"JOB#{job.id}", "ROW"), **plain(job)}
+    row = {**key_of(f"JOB#{job.id}", "ROW"), **plain(job)}
     if job.dispatchable:
         row |= {"waiting_team": job.team, "waiting_rank": job.rank}
     if job.attempt_open:
@@ -679,7 +461,7 @@ def wakes_dispatch(change: Mapping[str, Any]) -> bool:
 def _history(before: Job, after: Job, event: Event, key: str) -> dict[str, Any]:
     detail = {name: _clipped(value) for name, value in plain(event).items() if name not in ("at", "cause", "attempt")}
     return {
-        **_key(f"JOB#{after.id}", EVENT_PREFIX + key),
+        **key_of(f"JOB#{after.id}", EVENT_PREFIX + key),
         "kind": event_name(event),
         "at": event.at,
         "cause": event.cause,
@@ -712,28 +494,8 @@ def _clipped(value: Any) -> Any:
 
 
 def _dataset_key(name: str, version: int) -> dict[str, Any]:
-    return _key("DATASETS", f"{name}@{version}")
-
-
-def _key(pk: str, sk: str) -> dict[str, str]:
-    return {"pk": pk, "sk": sk}
+    return key_of("DATASETS", f"{name}@{version}")
 
 
 def _identity_key(identity: str) -> dict[str, str]:
-    return _key(f"IDENTITY#{identity}", "JOB")
-
-
-def _pool_key(pool: Pool) -> dict[str, str]:
-    return _key(f"POOL#{pool.key}", "COLD")
-
-
-def _baseline_key(key: BaselineKey) -> dict[str, str]:
-    return _key(f"BASELINE#{key.model}", f"{key.instance_type}#{key.world_size}#{key.work}")
-
-
-def _node_item(node: Node) -> dict[str, Any]:
-    return {**_key(f"NODE#{node.instance}", "NODE"), **plain(node)}
-
-
-def _intent_item(intent: FleetIntent) -> dict[str, Any]:
-    return {**_key(f"FLEET#{intent.fleet}", "INTENT"), **plain(intent)}
+    return key_of(f"IDENTITY#{identity}", "JOB")
