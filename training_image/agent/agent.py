@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools, keep_newest, keep_records
+from agent.attempt import NOTHING_TO_SAVE, Attempt, State, Tools
 from agent.fitness import unfit
 from agent.heartbeat import Heartbeat
 from agent.host import disk_free_bytes, memory_free_bytes
@@ -20,6 +20,7 @@ from agent.logs import Follower, TailShipper
 from agent.notices import NoticePoller, WarningPoller
 from agent.orders import OrdersPoller, Seen
 from agent.port import HeldPort
+from agent.records import keep_newest, keep_records
 from agent.reports import Reporter
 from agent.secrets import SecretUnavailable
 from agent.threads import Loop, guarded

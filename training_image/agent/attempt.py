@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TypeVar
 from agent.cloud import Bucket, SecretStores
 from agent.commit import Committed, Committer
 from agent.environment import environment_for
+from agent.exits import Ended, Exits
 from agent.fetch import Fetch
 from agent.gpus import GpuFigures
 from agent.hang import HangWatch
@@ -24,7 +25,7 @@ from agent.kernel import KernelLog
 from agent.logs import Follower, curve, log_key, tails
 from agent.network import carrier, silent_peers
 from agent.orders import Seen
-from agent.ranks import Crash, Ranks, Seats, crash_of, worst
+from agent.ranks import Crash, Ranks, Seats
 from agent.saves import Found, LostToFence, Result, Saved, SaveFailed, Saves
 from agent.secrets import resolve, without
 from agent.settings import Pace, Settings
@@ -50,9 +51,6 @@ T = TypeVar("T")
 
 STOPS = (ControlKind.CHECKPOINT_STOP, ControlKind.STOP)
 
-
-RECORDS = ("metrics.jsonl", "evaluations.jsonl", "events.jsonl", "logs", "outcome")
-PAST_ATTEMPTS = 5
 # So many lines of the kernel go with the rank's own: they tell a broken GPU, and who was killed for memory.
 KERNEL_LINES = 8
 
@@ -107,9 +105,7 @@ class Attempt:
         self._progress: RankProgress | None = None
         self._steady = SteadySteps()
         self._asked: str | None = None
-        self._bad_since: float | None = None
-        self._told: dict[int, Outcome] = {}
-        self._told_at = 0.0
+        self._exits = Exits(self._seats.ranks, self._read_outcome, pace=tools.pace, clock=tools.clock)
         self._started = False
         self._secrets: dict[str, str] = {}
         self._next_look_at = self._next_progress_at = self._next_hang_look_at = 0.0
@@ -397,7 +393,7 @@ class Attempt:
         if now < self._next_hang_look_at or self.state not in (State.RUNNING, State.DRAINING):
             return
         self._next_hang_look_at = now + self._tools.pace.progress_look_s
-        hang = self._watch.look({rank: pid for rank, pid in self.ranks.pids().items() if rank not in self._told})
+        hang = self._watch.look({rank: pid for rank, pid in self.ranks.pids().items() if rank not in self._exits.told})
         if hang is not None:
             self.ranks.dump_stacks(within_s=self._tools.pace.stacks_s)
             troubles = [f"; {source.field}: {source.trouble}" for source in self._sources if source.trouble]
@@ -414,46 +410,22 @@ class Attempt:
         )
 
     def _look_at_ranks(self) -> None:
-        """An outcome is a rank's last word: how its process then ends, or that it does not, is no failure of the job.
-
-        Frameworks abort or hang in their own teardown, after the training is whole and its last save written.
-        """
-        codes, now = self.ranks.codes(), self._tools.clock()
-        for rank in self._seats.ranks:
-            if rank not in self._told and (outcome := self._read_outcome(rank)):
-                self._told[rank], self._told_at = outcome, now
-        failed = {rank: code for rank, code in codes.items() if code and rank not in self._told}
-        if failed:
-            # The rank that failed first need not be the first to be gone; the others get a moment to say why.
-            self._bad_since = self._bad_since or now
-            if None not in codes.values() or now - self._bad_since >= self._tools.pace.exits_settle_s:
-                crash = worst(failed)
-                assert crash is not None
+        codes = self.ranks.codes()
+        match self._exits.look(codes):
+            case Crash() as crash:
                 self._fail(crash)
-        elif None not in codes.values():
-            self._ended_well(codes)
-        elif len(self._told) == len(codes) and now - self._told_at >= self._tools.pace.last_exit_s:
-            self._end_ranks()
-            self._ended_well(codes)
+            case Ended(outcome, troubles):
+                if None in codes.values():
+                    self._end_ranks()
+                for trouble in troubles:
+                    self._journal.note("bad_exit_after_outcome", reason=trouble)
+                self._look_at_last_progress()
+                self._outcome = outcome
+                self._journal.note("outcome", outcome=outcome.outcome, step=outcome.step, save=outcome.save)
+                self.state = State.UPLOADING
 
     def _read_outcome(self, rank: int) -> Outcome | None:
         return self._read(self._run_dir / "outcome" / f"rank-{rank}.json", Outcome)
-
-    def _ended_well(self, codes: Mapping[int, int | None]) -> None:
-        mute = next((rank for rank in self._seats.ranks if rank not in self._told), None)
-        if mute is not None:
-            self._fail(
-                Crash(failure="crash", reason=f"rank {mute} ended with 0 and no outcome", rank=mute, exit_code=0)
-            )
-            return
-        for rank, code in codes.items():
-            if code != 0:
-                how = f"rank {rank} never ended" if code is None else crash_of(rank, code).reason
-                self._journal.note("bad_exit_after_outcome", rank=rank, exit_code=code, reason=how)
-        self._look_at_last_progress()
-        outcome = self._outcome = self._told[self._seats.ranks[0]]
-        self._journal.note("outcome", outcome=outcome.outcome, step=outcome.step, save=outcome.save)
-        self.state = State.UPLOADING
 
     def _look_at_last_progress(self) -> None:
         """A training shorter than a look still says that it started."""
@@ -617,28 +589,3 @@ class Attempt:
 
     def _say(self, kind: type[Report], **fields: object) -> None:
         self._tools.say(kind, attempt=self.number, **fields)
-
-
-def keep_newest(attempt: Attempt, settings: Settings) -> None:
-    """The attempt's newest committed save lies in the kept directory, alone; the run directory may be cleared."""
-    newest: str | None = attempt.saves.newest
-    source: Path = settings.run_dir / "saves" / str(newest)
-    if newest is None or not source.is_dir():
-        return
-    shutil.rmtree(settings.kept_dir, ignore_errors=True)
-    settings.kept_dir.mkdir(parents=True)
-    source.rename(settings.kept_dir / newest)
-
-
-def keep_records(attempt: Attempt, settings: Settings) -> None:
-    """What the ranks of the attempt wrote of themselves lies in the past directory, with that of the last few others;
-    the run directory may be cleared.
-    """
-    target = settings.past_dir / f"attempt-{attempt.number:04d}"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for name in RECORDS:
-        if (settings.run_dir / name).exists():
-            (settings.run_dir / name).rename(target / name)
-    for folder in sorted(settings.past_dir.iterdir())[:-PAST_ATTEMPTS]:
-        shutil.rmtree(folder, ignore_errors=True)
