@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-from torch import distributed as dist
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -64,9 +63,6 @@ def main() -> None:
     trainer = Trainer(model=model, args=arguments, train_dataset=Windows(), callbacks=[HoldfastCallback(rank)])
     folder = rank.restore()
     trainer.train(resume_from_checkpoint=str(folder) if folder else None)
-    # The framework leaves the group to the interpreter's exit, where its threads can abort the process.
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

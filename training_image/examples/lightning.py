@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from torch import distributed as dist
 from torch import nn
 
 from callbacks.lightning import HoldfastCallback
@@ -92,9 +91,6 @@ def main() -> None:
     )
     windows = Windows(training, rank.rank, rank.world_size)
     trainer.fit(Decoder(training), windows, ckpt_path=callback.restore())
-    # The framework leaves the group to the interpreter's exit, where its threads can abort the process.
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
