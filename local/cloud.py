@@ -184,7 +184,7 @@ class Cloud:
         return outputs
 
     def instances(self) -> list[dict]:
-        """Every instance ever launched: instance, state, reason, type, zone, market, fleet, tags, launched_at."""
+        """Every instance ever launched: instance, state, reason, type, zone, market, fleet, tags, start, end."""
         return self._control("instances")
 
     def interrupt(

@@ -91,5 +91,6 @@ def _shown(one: model.Instance) -> dict:
         "fleet": one.fleet_id,
         "tags": one.tags,
         "launched_at": one.launched_at,
+        "ended_at": one.ended_at,
         "age_s": time.time() - one.launched_at,
     }

@@ -150,8 +150,10 @@ def rebalance_only(stage: Stage) -> None:
     stage.check(f"{len(early)} early save", len(early) in wanted, f"{len(early)} of {wanted}")
     interrupted = stage.history("interruption_noticed", "fleet_lost")
     stage.check("nothing killed, one attempt", job.attempt == 1 and not interrupted, job.attempt)
-    reasons = {one["reason"] for one in stage.instances()}
-    stage.check("both machines worked to the end", reasons == {_BY_US} and len(stage.instances()) == 2, reasons)
+    # Who ends a machine after that is open: the node that reads its release, or the call that follows.
+    trained_at = max(line["at"] for line in stage.metrics())
+    ends = [one["ended_at"] - trained_at for one in stage.instances()]
+    stage.check("both machines worked to the end", len(ends) == 2 and min(ends) >= 0, ends)
 
 
 def cancel_during_relaunch(stage: Stage) -> None:
