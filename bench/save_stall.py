@@ -2,8 +2,8 @@
 
 The stall of a save is the wall time of the ten steps from it on, less ten median steps. Saves beside the training are
 set against synchronous ones of the same state, both without an agent; the first save of each run, which allocates, is
-left out. What is judged is one rank, which leaves the writer a core, as training on GPUs does. Two ranks fill this
-machine's two cores: there the writer's work can only be taken from the training's, and the ratio is reported.
+left out. One rank leaves the writer a core, as training on GPUs does. Two ranks fill this machine's two cores, so the
+writer's work can only be taken from the training's. The demand is the same.
 
 A third run has the agent's own uploader bring each save to the S3 of the embedded cloud meanwhile. Its server works on
 the same cores, which no real one does, so that the increase of a step is an upper bound.
@@ -108,7 +108,7 @@ def measured(root: Path, ranks: int, command: tuple[str, ...] = OURS, uploads: U
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="holdfast-save-stall-") as folder:
         root = Path(folder)
-        for ranks, told, judged in ((1, "a core free", True), (2, "no core free", False)):
+        for ranks, told in ((1, "a core free"), (2, "no core free")):
             beside = measured(root / f"beside-{ranks}", ranks)
             synchronous = measured(root / f"synchronous-{ranks}", ranks, SYNCHRONOUS)
             yield Row(f"{told}: step, s", beside.step, "reported", True)
@@ -117,8 +117,8 @@ def rows() -> Iterator[Row]:
             yield Row(f"{told}: stall of a save beside the training, s", beside.stall, "reported", True)
             yield Row(f"{told}: stall of a synchronous save, s", synchronous.stall, "reported", True)
             ratio = beside.stall / synchronous.stall
-            demand, ok = (f"<= {MOST_OF_SYNCHRONOUS}", ratio <= MOST_OF_SYNCHRONOUS) if judged else ("reported", True)
-            yield Row(f"{told}: ratio of the stalls", ratio, demand, ok)
+            ok = ratio <= MOST_OF_SYNCHRONOUS
+            yield Row(f"{told}: ratio of the stalls", ratio, f"<= {MOST_OF_SYNCHRONOUS}", ok)
         with Cloud(root / "cloud") as cloud:
             uploading = measured(root / "uploading", 1, uploads=Uploads(cloud))
     steps = uploading.uploading

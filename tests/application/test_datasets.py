@@ -97,15 +97,21 @@ def test_a_registered_dataset_is_pinned_by_what_was_registered(ports: FakePorts,
     assert (kept["tokens"], kept["licence"], kept["vocab"], kept["masked"]) == (1200, "CC0-1.0", 260, False)
 
 
-def test_the_plan_keeps_the_data_and_an_accepted_request_is_not_looked_up_again(
-    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = body({"uri": "s3://corpora/web/v3"})
-    stored: list[JobSpec] = []
+@pytest.fixture
+def stored(ports: FakePorts, monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    """The specs that are stored from now on."""
+    kept: list[JobSpec] = []
     create = ports.store.create
     monkeypatch.setattr(
-        ports.store, "create", lambda job, request, spec: stored.append(spec) or create(job, request, spec)
+        ports.store, "create", lambda job, request, spec: kept.append(spec) or create(job, request, spec)
     )
+    return kept
+
+
+def test_the_plan_keeps_the_data_and_an_accepted_request_is_not_looked_up_again(
+    ports: FakePorts, stored: list[JobSpec]
+) -> None:
+    text = body({"uri": "s3://corpora/web/v3"})
     taken = take_in(text, ports, bucket=BUCKET)
     [spec] = stored
     assert (spec.spec_id, spec.training.data.uri) == (taken.job.spec_id, "s3://corpora/web/v3")
@@ -232,16 +238,11 @@ def test_o26_a_dataset_lies_plainly_inside_what_its_team_may_read(uri: str) -> N
 
 
 def test_weights_are_pinned_by_the_list_that_their_folder_has_when_the_request_is_accepted(
-    ports: FakePorts, monkeypatch: pytest.MonkeyPatch
+    ports: FakePorts, stored: list[JobSpec]
 ) -> None:
     text = body({"corpus": "stdlib"}, init_from=f"s3://{BUCKET}/teams/research/llama/")
     listed = b"0" * 64 + b"  model.safetensors\n"
     ports.request_files.objects[BUCKET, "teams/research/llama/SHA256SUMS"] = listed
-    stored: list[JobSpec] = []
-    create = ports.store.create
-    monkeypatch.setattr(
-        ports.store, "create", lambda job, request, spec: stored.append(spec) or create(job, request, spec)
-    )
     taken = take_in(text, ports, bucket=BUCKET)
     [spec] = stored
     assert spec.spec_id == taken.job.spec_id
